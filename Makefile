@@ -1,0 +1,46 @@
+# FLOCK. `make` prints what there is to make; each target sets up what it needs.
+# Environment: VALKEY_SERVER, VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, LIBCLANG_PATH replace what set-up would fetch;
+#              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup libclang build run check doc test test-long deny clean
+
+with_tools := . target/tools/env.sh &&
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: ## fetch the pinned servers and libclang into target/tools; installs nothing
+	@scripts/setup.sh
+
+libclang:
+	@scripts/setup.sh libclang
+
+# Plain `-p`: with `--all-targets` a test feature of the bindings could replace the server's allocator in the library.
+build: libclang ## build the module: target/release/libflock.so
+	$(with_tools) cargo build --release -p flock-module
+
+run: ## start a Valkey with the module; with no terminal, or DEMO=1, play a short session
+	@scripts/run.sh
+
+check: libclang ## formatting, lints, docs, and the tests that need no server
+	cargo fmt --all --check
+	$(with_tools) cargo clippy --workspace --all-targets -- -D warnings
+	$(MAKE) --no-print-directory doc
+	$(with_tools) cargo test
+
+doc: libclang ## build the documentation, internals included; a warning is an error
+	$(with_tools) RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+
+test: ## everything that must pass: set-up, check, build, contract tests against real servers
+	@scripts/test.sh quick
+
+test-long: ## the contract tests again, in their long tier
+	@scripts/test.sh long
+
+deny: ## licences, advisories and sources of the dependencies; needs cargo-deny
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
+	else echo "deny: skipped, cargo-deny is not installed (cargo install cargo-deny)"; fi
+
+clean: ## remove everything built and fetched
+	rm -rf target

@@ -1,0 +1,1 @@
+//! Benchmarks of FLOCK. Nothing is here yet.

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Builds the module and tests it against real servers. Each stage is timed.
+#
+#   scripts/test.sh quick    set-up, check, build, contract tests      (make test)
+#   scripts/test.sh long     set-up, build, contract tests, long tier  (make test-long)
+#
+# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_TEST_TIER, which is the argument; and the programs named in
+# target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the environment replace those.
+set -eu
+cd "$(dirname "$0")/.."
+tier=${1:?quick or long}
+case $tier in quick | long) ;; *) echo "test: there is no tier '$tier'" >&2; exit 2 ;; esac
+
+times=
+stage() { # name  command...
+    name=$1; shift
+    echo "test: $name"
+    began=$(date +%s)
+    "$@" || { echo "test: $name failed after $(($(date +%s) - began)) s" >&2; exit 1; }
+    times="$times$(printf '%6d s  %s' $(($(date +%s) - began)) "$name")
+"
+}
+
+stage "set-up" scripts/setup.sh
+. target/tools/env.sh
+[ "$tier" = long ] || stage "check" make --no-print-directory check
+stage "build" make --no-print-directory build
+
+export FLOCK_TEST_TIER="$tier"
+FLOCK_MODULE=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so
+export FLOCK_MODULE
+stage "contract tests, $tier" cargo test -p flock-tests
+
+printf 'test: all passed\n%s' "$times"
