@@ -1,0 +1,300 @@
+//! Which of many numbered things is due first.
+//!
+//! A four-ary heap of deadlines with a table from number to place. Made for leases: they are mostly equal in length, so that a new
+//! one belongs at the end (one comparison); renewed often, which costs nothing here (a later deadline is noted when the old one
+//! comes up); and given back before they end, which removes the entry, so that memory follows what is held.
+//!
+//! An entry is 8 bytes: a number, and a time in steps of 1.024 ms *modulo 2^32* (50 days). Entries of one heap lie within 25 days of
+//! each other, since no lease or wait is longer than that ([`DURATION_MAX`]); so their order is defined, and the earliest, whose
+//! full time is kept, gives all others theirs. However long nobody looks (a suspended machine), nothing is mistaken for the future.
+
+use crate::paged::Pages;
+use crate::time::{Millis, Time};
+
+/// The longest duration a deadline may lie ahead: 20 days.
+pub const DURATION_MAX: Millis = Millis(20 * 24 * 3600 * 1000);
+
+/// log2 of a step in microseconds.
+const STEP_SHIFT: u32 = 10;
+/// Children per node: shallower than a binary heap, and four entries share a cache line.
+const ARITY: usize = 4;
+/// An empty heap keeps a table of places up to this size.
+const KEPT_BYTES: usize = 4096;
+/// Not in the heap.
+const ABSENT: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    step: u32,
+    number: u32,
+}
+
+impl Entry {
+    fn is_before(self, other: Self) -> bool {
+        self.step.wrapping_sub(other.step) > u32::MAX / 2
+    }
+}
+
+/// Deadlines of numbered things, one each.
+#[derive(Clone, Debug, Default)]
+pub struct Deadlines {
+    heap: Pages<Entry>,
+    /// From number to place in the heap.
+    places: Pages<u32>,
+    /// The first entry's time in steps, in full.
+    first_step: u64,
+}
+
+impl Deadlines {
+    /// How many things have a deadline.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// Whether nothing has a deadline.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    /// `number` is due at `at`. If it was due earlier so far, the earlier time stays the hint: [`Deadlines::first`] may name a thing
+    /// too early (the caller knows better and calls [`Deadlines::postpone`]), never too late.
+    pub fn set(&mut self, number: u32, at: Time) {
+        let entry = Entry { step: low(step_of(at)), number };
+        match self.place_of(number) {
+            None => {
+                if self.heap.is_empty() {
+                    self.first_step = step_of(at);
+                }
+                self.note_place(number, self.heap.len());
+                self.heap.push(entry);
+                self.sift_up(self.heap.len() - 1);
+            }
+            Some(place) => {
+                if self.heap.get(place).is_some_and(|current| entry.is_before(*current)) {
+                    if place == 0 {
+                        self.first_changes_to(entry);
+                    }
+                    self.put(place, entry);
+                    self.sift_up(place);
+                }
+            }
+        }
+    }
+
+    /// `number` is due at `at`, which is later than noted.
+    pub fn postpone(&mut self, number: u32, at: Time) {
+        self.remove(number);
+        self.set(number, at);
+    }
+
+    /// `number` has no deadline any more.
+    pub fn remove(&mut self, number: u32) {
+        let Some(place) = self.place_of(number) else { return };
+        self.note_absent(number);
+        let Some(last) = self.heap.pop() else { return };
+        if place == self.heap.len() {
+            return; // it was the last itself
+        }
+        if place == 0 {
+            self.first_changes_to(last);
+        }
+        self.put(place, last);
+        self.sift_up(place);
+        self.sift_down(place);
+    }
+
+    /// The first deadline (rounded up to a step, or too early after [`Deadlines::set`] with a later time) and whose it is.
+    #[must_use]
+    pub fn first(&self) -> Option<(Time, u32)> {
+        let first = self.heap.get(0)?;
+        Some((Time::from_us(self.first_step << STEP_SHIFT), first.number))
+    }
+
+    /// Bytes allocated.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.heap.heap_bytes() + self.places.heap_bytes()
+    }
+
+    fn sift_up(&mut self, mut place: usize) {
+        let Some(entry) = self.heap.get(place).copied() else { return };
+        while place > 0 {
+            let parent = (place - 1) / ARITY;
+            let Some(above) = self.heap.get(parent).copied() else { break };
+            if !entry.is_before(above) {
+                break;
+            }
+            if parent == 0 {
+                self.first_changes_to(entry);
+            }
+            self.put(place, above);
+            place = parent;
+        }
+        self.put(place, entry);
+    }
+
+    fn sift_down(&mut self, mut place: usize) {
+        let Some(entry) = self.heap.get(place).copied() else { return };
+        loop {
+            let first_child = place * ARITY + 1;
+            let mut least: Option<(usize, Entry)> = None;
+            for child in first_child..first_child + ARITY {
+                let Some(candidate) = self.heap.get(child).copied() else { break };
+                if least.is_none_or(|(_, current)| candidate.is_before(current)) {
+                    least = Some((child, candidate));
+                }
+            }
+            match least {
+                Some((child, below)) if below.is_before(entry) => {
+                    if place == 0 {
+                        self.first_changes_to(below);
+                    }
+                    self.put(place, below);
+                    place = child;
+                }
+                _ => break,
+            }
+        }
+        self.put(place, entry);
+    }
+
+    /// The first entry's full time follows from the old one's, which is at most 25 days away in either direction.
+    fn first_changes_to(&mut self, entry: Entry) {
+        let ahead = entry.step.wrapping_sub(low(self.first_step));
+        self.first_step = if ahead <= u32::MAX / 2 {
+            self.first_step.saturating_add(u64::from(ahead))
+        } else {
+            self.first_step.saturating_sub(u64::from(ahead.wrapping_neg()))
+        };
+    }
+
+    fn put(&mut self, place: usize, entry: Entry) {
+        if let Some(slot) = self.heap.get_mut(place) {
+            *slot = entry;
+        }
+        self.note_place(entry.number, place);
+    }
+
+    fn place_of(&self, number: u32) -> Option<usize> {
+        self.places.get(number as usize).filter(|place| **place != ABSENT).map(|place| *place as usize)
+    }
+
+    fn note_place(&mut self, number: u32, place: usize) {
+        while self.places.len() <= number as usize {
+            self.places.push(ABSENT);
+        }
+        if let (Some(slot), Ok(place)) = (self.places.get_mut(number as usize), u32::try_from(place)) {
+            *slot = place;
+        }
+    }
+
+    fn note_absent(&mut self, number: u32) {
+        if let Some(slot) = self.places.get_mut(number as usize) {
+            *slot = ABSENT;
+        }
+        if self.heap.len() == 1 && self.places.heap_bytes() > KEPT_BYTES {
+            // The last one goes: give the table back too.
+            self.places = Pages::default();
+        }
+    }
+}
+
+/// Steps since the clock's zero, rounded up: late, never early.
+fn step_of(at: Time) -> u64 {
+    at.as_us().div_ceil(1 << STEP_SHIFT)
+}
+
+/// The low 32 bits.
+fn low(step: u64) -> u32 {
+    u32::try_from(step & u64::from(u32::MAX)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+
+    const DAY_US: u64 = 24 * 3600 * 1_000_000;
+
+    /// Against a sorted set, with times spread over days and a clock that passes 2^32 steps.
+    #[test]
+    fn first_is_the_least_at_any_distance_from_the_clocks_zero() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = move || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        for start_day in [0, 49, 60, 397, 20_000] {
+            let mut now = start_day * DAY_US;
+            let mut deadlines = Deadlines::default();
+            let mut expected: BTreeSet<(u64, u32)> = BTreeSet::new();
+            for _ in 0..20_000 {
+                now += random() % (DAY_US / 100);
+                let number = u32::try_from(random() % 500).unwrap();
+                let current = expected.iter().find(|(_, n)| *n == number).copied();
+                match random() % 4 {
+                    0 => {
+                        deadlines.remove(number);
+                        expected.retain(|(_, n)| *n != number);
+                    }
+                    _ => {
+                        let at = now + random() % (10 * DAY_US);
+                        let step = at.div_ceil(1 << STEP_SHIFT);
+                        match current {
+                            Some((old, _)) if old <= step => deadlines.postpone(number, Time::from_us(at)),
+                            _ => deadlines.set(number, Time::from_us(at)),
+                        }
+                        expected.retain(|(_, n)| *n != number);
+                        expected.insert((step, number));
+                    }
+                }
+                // What is long overdue goes, as in the table: entries lie within the longest duration of each other.
+                while let Some((step, number)) = expected.first().copied().filter(|(step, _)| (step << STEP_SHIFT) + DAY_US < now) {
+                    deadlines.remove(number);
+                    expected.remove(&(step, number));
+                }
+                assert_eq!(deadlines.len(), expected.len());
+                let first = deadlines.first().map(|(at, _)| at.as_us() >> STEP_SHIFT);
+                assert_eq!(first, expected.first().map(|(step, _)| *step));
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_deadline_is_a_hint_until_postponed() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(1, Time::from_us(1024));
+        deadlines.set(2, Time::from_us(2048));
+        deadlines.set(1, Time::from_us(10_240));
+        assert_eq!(deadlines.first(), Some((Time::from_us(1024), 1)));
+        deadlines.postpone(1, Time::from_us(10_240));
+        assert_eq!(deadlines.first(), Some((Time::from_us(2048), 2)));
+        deadlines.set(1, Time::from_us(1));
+        assert_eq!(deadlines.first(), Some((Time::from_us(1024), 1)));
+    }
+
+    #[test]
+    fn a_machine_that_slept_for_a_year_finds_everything_due() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(1, Time::from_us(1000));
+        let (at, number) = deadlines.first().unwrap();
+        assert_eq!(number, 1);
+        assert!(at < Time::from_us(365 * DAY_US));
+    }
+
+    #[test]
+    fn memory_is_given_back() {
+        let mut deadlines = Deadlines::default();
+        for number in 0..10_000 {
+            deadlines.set(number, Time::from_us(u64::from(number)));
+        }
+        for number in 0..10_000 {
+            deadlines.remove(number);
+        }
+        assert!(deadlines.heap_bytes() <= 512 * 8);
+    }
+}

@@ -1,0 +1,512 @@
+//! Who holds one lock, and how a change alters it.
+//!
+//! A [`Change`] is a decided fact: granted, renewed, converted, ended. The primary decides one, applies it here, and replicates it;
+//! a replica, or a server that loads its log, applies the same value with the same code. So at equal offset both hold the same
+//! state, by construction. Nothing in this file decides.
+//!
+//! Changes name holds by token, carry durations, and are idempotent: a grant applied twice is one hold.
+
+use crate::bytes::Bytes;
+use crate::time::{Millis, Time};
+use crate::token::Token;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+
+/// Who asks: bytes chosen by the client, compared as they are, fresh per acquisition. Up to 38 bytes (any UUID) need no allocation.
+pub type Owner = Bytes<38>;
+/// One member of a re-entered hold.
+pub type Id = Bytes<38>;
+
+/// Whether others may hold the lock at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// Nobody else.
+    Exclusive,
+    /// Other shared holders.
+    Shared,
+}
+
+/// The conditions of a request that few requests have; kept with the waiter and then with the hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// The grant lasts only this long until a RENEW with its token confirms it. `None` once confirmed.
+    pub claim: Option<Millis>,
+    /// When the connection closes, the lease is cut to this.
+    pub session: Option<Millis>,
+    /// Where the server speaks to this owner; empty for none.
+    pub channel: Bytes<38>,
+    /// Shown in FLOCK.INFO; empty for none.
+    pub label: Bytes<22>,
+    /// The ids of a re-entered hold; empty for a plain one.
+    pub ids: BTreeSet<Id>,
+    /// The token this hold had before its last conversion: a retried CONVERT with it is answered alike.
+    pub converted_from: Option<Token>,
+}
+
+impl Terms {
+    fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A current grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// Who holds.
+    pub owner: Owner,
+    /// The fencing token.
+    pub token: Token,
+    /// When it ends: the hold is the half-open interval up to here. `Time::NEVER`: loaded, and its lease has not started yet.
+    pub deadline: Time,
+    /// When it was granted (or loaded).
+    pub granted: Time,
+    /// How long a grant lasts: what a server on another boot starts anew.
+    pub lease: Millis,
+    /// Exclusive or shared.
+    pub mode: Mode,
+    /// The rarely used conditions.
+    pub terms: Option<Box<Terms>>,
+}
+
+impl Hold {
+    /// Whether the lease is over.
+    #[must_use]
+    pub fn is_over(&self, now: Time) -> bool {
+        self.deadline <= now
+    }
+
+    /// The claim that still waits for its confirmation.
+    #[must_use]
+    pub fn claim(&self) -> Option<Millis> {
+        self.terms.as_ref().and_then(|terms| terms.claim)
+    }
+
+    /// The grace of a session hold.
+    #[must_use]
+    pub fn session(&self) -> Option<Millis> {
+        self.terms.as_ref().and_then(|terms| terms.session)
+    }
+
+    /// The owner's channel.
+    #[must_use]
+    pub fn channel(&self) -> Option<&Bytes<38>> {
+        self.terms.as_ref().map(|terms| &terms.channel).filter(|channel| !channel.is_empty())
+    }
+
+    /// The label.
+    #[must_use]
+    pub fn label(&self) -> &[u8] {
+        self.terms.as_ref().map_or(b"", |terms| &terms.label)
+    }
+
+    /// The ids of a re-entered hold, in byte order.
+    pub fn ids(&self) -> impl Iterator<Item = &Id> {
+        self.terms.iter().flat_map(|terms| terms.ids.iter())
+    }
+
+    /// Whether the hold is re-entrant.
+    #[must_use]
+    pub fn has_ids(&self) -> bool {
+        self.terms.as_ref().is_some_and(|terms| !terms.ids.is_empty())
+    }
+
+    /// Whether `id` is one of the hold's ids.
+    #[must_use]
+    pub fn has_id(&self, id: &[u8]) -> bool {
+        self.terms.as_ref().is_some_and(|terms| terms.ids.contains(id))
+    }
+
+    /// Whether `token` is this hold's token, or was before its last conversion.
+    #[must_use]
+    pub fn had_token(&self, token: Token) -> bool {
+        self.token == token || self.terms.as_ref().is_some_and(|terms| terms.converted_from == Some(token))
+    }
+
+    /// The grant that would create this hold.
+    #[must_use]
+    pub fn to_grant(&self) -> Grant {
+        Grant {
+            owner: self.owner.clone(),
+            mode: self.mode,
+            token: self.token,
+            lease: self.lease,
+            deadline: (self.deadline != Time::NEVER).then_some(self.deadline),
+            terms: self.terms.clone(),
+        }
+    }
+
+    fn edit_terms(&mut self, edit: impl FnOnce(&mut Terms)) {
+        let mut terms = self.terms.take().unwrap_or_default();
+        edit(&mut terms);
+        self.terms = (!terms.is_plain()).then_some(terms);
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let terms = self.terms.as_ref().map_or(0, |terms| {
+            size_of::<Terms>()
+                + terms.channel.heap_bytes()
+                + terms.label.heap_bytes()
+                + terms.ids.iter().map(|id| size_of::<Id>() + id.heap_bytes()).sum::<usize>()
+        });
+        self.owner.heap_bytes() + terms
+    }
+}
+
+/// A decided fact about one lock: the replication language.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The lock is granted (or, with a known token, the hold is now as stated).
+    Grant(Grant),
+    /// The hold now lasts `lease`; a pending claim is confirmed.
+    Renew {
+        /// Which hold.
+        token: Token,
+        /// From now.
+        lease: Millis,
+        /// When it ends, where the same clock is running.
+        deadline: Option<Time>,
+    },
+    /// The hold has another mode and token.
+    Mode {
+        /// Its token so far.
+        old: Token,
+        /// Its token from now on.
+        new: Token,
+        /// Its mode from now on.
+        mode: Mode,
+    },
+    /// The hold (`None`: every hold) has ended.
+    End {
+        /// Which hold.
+        token: Option<Token>,
+    },
+    /// An id joined or left a re-entered hold.
+    Ids {
+        /// Which hold.
+        token: Token,
+        /// The id.
+        id: Id,
+        /// Whether it joined.
+        joined: bool,
+    },
+    /// The server has reserved tokens up to here. Concerns no key.
+    Mark(u64),
+}
+
+/// A grant with all its conditions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// To whom.
+    pub owner: Owner,
+    /// Exclusive or shared.
+    pub mode: Mode,
+    /// The fencing token.
+    pub token: Token,
+    /// How long.
+    pub lease: Millis,
+    /// When it ends, where the same clock is running; otherwise the lease (or claim) starts when it is applied.
+    pub deadline: Option<Time>,
+    /// The rarely used conditions.
+    pub terms: Option<Box<Terms>>,
+}
+
+impl Grant {
+    /// The claim if one is pending, else the lease: how long the grant lasts if nobody does anything.
+    #[must_use]
+    pub fn lasts(&self) -> Millis {
+        self.terms.as_ref().and_then(|terms| terms.claim).unwrap_or(self.lease)
+    }
+}
+
+/// When a duration that arrives in a change starts to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Now.
+    Now(Time),
+    /// When loading has ended ([`Lock::start`]).
+    AfterLoading,
+}
+
+impl Start {
+    fn deadline(self, duration: Millis) -> Time {
+        match self {
+            Self::Now(now) => now.after(duration),
+            Self::AfterLoading => Time::NEVER,
+        }
+    }
+
+    fn granted(self) -> Time {
+        match self {
+            Self::Now(now) => now,
+            Self::AfterLoading => Time::NEVER,
+        }
+    }
+}
+
+/// The holders of one lock. Almost every lock has one; the rest pay for an index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lock(Holders);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Holders {
+    #[default]
+    None,
+    One(Hold),
+    Many(Box<Many>),
+}
+
+/// Many shared holders, findable by token, by owner and by deadline: each change costs O(log n).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Many {
+    by_token: BTreeMap<Token, Hold>,
+    by_owner: BTreeMap<Owner, Token>,
+    by_deadline: BTreeSet<(Time, Token)>,
+}
+
+impl Many {
+    fn insert(&mut self, hold: Hold) {
+        self.remove(hold.token);
+        self.by_owner.insert(hold.owner.clone(), hold.token);
+        self.by_deadline.insert((hold.deadline, hold.token));
+        self.by_token.insert(hold.token, hold);
+    }
+
+    fn remove(&mut self, token: Token) -> Option<Hold> {
+        let hold = self.by_token.remove(&token)?;
+        self.by_deadline.remove(&(hold.deadline, token));
+        // Only if the owner's entry is this hold's: a newer hold of the same owner keeps its own.
+        if self.by_owner.get(&hold.owner) == Some(&token) {
+            self.by_owner.remove(&hold.owner);
+        }
+        Some(hold)
+    }
+}
+
+impl Lock {
+    /// Whether nobody holds it.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        matches!(self.0, Holders::None)
+    }
+
+    /// How many hold it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Holders::None => 0,
+            Holders::One(_) => 1,
+            Holders::Many(many) => many.by_token.len(),
+        }
+    }
+
+    /// Whether nobody holds it (the customary twin of [`Lock::len`]).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.is_free()
+    }
+
+    /// How it is held.
+    #[must_use]
+    pub fn mode(&self) -> Option<Mode> {
+        match &self.0 {
+            Holders::None => None,
+            Holders::One(hold) => Some(hold.mode),
+            Holders::Many(many) => many.by_token.values().next().map(|hold| hold.mode),
+        }
+    }
+
+    /// Whether one more hold of this mode fits beside the current ones. `limit`: at most so many shared holders.
+    #[must_use]
+    pub fn admits(&self, mode: Mode, limit: Option<core::num::NonZeroU32>) -> bool {
+        match self.mode() {
+            None => true,
+            Some(Mode::Exclusive) => false,
+            Some(Mode::Shared) => mode == Mode::Shared && limit.is_none_or(|max| self.len() < max.get() as usize),
+        }
+    }
+
+    /// The hold with this token.
+    #[must_use]
+    pub fn get(&self, token: Token) -> Option<&Hold> {
+        match &self.0 {
+            Holders::One(hold) if hold.token == token => Some(hold),
+            Holders::Many(many) => many.by_token.get(&token),
+            _ => None,
+        }
+    }
+
+    /// The hold of this owner.
+    #[must_use]
+    pub fn held_by(&self, owner: &[u8]) -> Option<&Hold> {
+        match &self.0 {
+            Holders::One(hold) if hold.owner.as_slice() == owner => Some(hold),
+            Holders::Many(many) => many.by_owner.get(owner).and_then(|token| many.by_token.get(token)),
+            _ => None,
+        }
+    }
+
+    /// The holds, oldest token first.
+    pub fn holds(&self) -> impl Iterator<Item = &Hold> {
+        let (one, many) = match &self.0 {
+            Holders::None => (None, None),
+            Holders::One(hold) => (Some(hold), None),
+            Holders::Many(many) => (None, Some(many.by_token.values())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    /// When the first hold ends; `Time::NEVER` if none does.
+    #[must_use]
+    pub fn next_deadline(&self) -> Time {
+        match &self.0 {
+            Holders::None => Time::NEVER,
+            Holders::One(hold) => hold.deadline,
+            Holders::Many(many) => many.by_deadline.first().map_or(Time::NEVER, |(deadline, _)| *deadline),
+        }
+    }
+
+    /// A hold whose lease is over, the longest overdue first.
+    #[must_use]
+    pub fn first_over(&self, now: Time) -> Option<Token> {
+        match &self.0 {
+            Holders::One(hold) if hold.is_over(now) => Some(hold.token),
+            Holders::Many(many) => many.by_deadline.first().filter(|(deadline, _)| *deadline <= now).map(|(_, token)| *token),
+            _ => None,
+        }
+    }
+
+    /// Alters the lock as decided. Unknown tokens are ignored: the change has been applied before, or its hold has ended since.
+    pub fn apply(&mut self, change: &Change, start: Start) {
+        match change {
+            Change::Grant(grant) => self.insert(grant, start),
+            Change::Renew { token, lease, deadline } => self.edit(*token, |hold| {
+                hold.lease = *lease;
+                hold.deadline = deadline.unwrap_or_else(|| start.deadline(*lease));
+                if hold.claim().is_some() {
+                    hold.edit_terms(|terms| terms.claim = None);
+                }
+            }),
+            Change::Mode { old, new, mode } => self.edit(*old, |hold| {
+                hold.mode = *mode;
+                hold.token = *new;
+                if old != new {
+                    hold.edit_terms(|terms| terms.converted_from = Some(*old));
+                }
+            }),
+            Change::End { token: Some(token) } => drop(self.take(*token)),
+            Change::End { token: None } => self.0 = Holders::None,
+            Change::Ids { token, id, joined } => self.edit(*token, |hold| {
+                hold.edit_terms(|terms| {
+                    if *joined {
+                        terms.ids.insert(id.clone());
+                    } else {
+                        terms.ids.remove(id.as_slice());
+                    }
+                });
+            }),
+            Change::Mark(_) => {}
+        }
+    }
+
+    /// Starts the leases that were loaded without a deadline.
+    pub fn start(&mut self, now: Time) {
+        let waiting: alloc::vec::Vec<Token> =
+            self.holds().filter(|hold| hold.granted == Time::NEVER).map(|hold| hold.token).collect();
+        for token in waiting {
+            self.edit(token, |hold| {
+                hold.granted = now;
+                if hold.deadline == Time::NEVER {
+                    hold.deadline = now.after(hold.claim().unwrap_or(hold.lease));
+                }
+            });
+        }
+    }
+
+    /// Bytes allocated outside this value.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        match &self.0 {
+            Holders::None => 0,
+            Holders::One(hold) => hold.heap_bytes(),
+            Holders::Many(many) => {
+                // Three tree entries a hold; the trees' own slack is about a third.
+                let entry = size_of::<(Token, Hold)>() + size_of::<(Owner, Token)>() + size_of::<(Time, Token)>();
+                let holds: usize = many.by_token.values().map(|hold| entry + entry / 3 + hold.heap_bytes()).sum();
+                size_of::<Many>() + holds
+            }
+        }
+    }
+
+    fn insert(&mut self, grant: &Grant, start: Start) {
+        let granted = self.get(grant.token).map_or_else(|| start.granted(), |hold| hold.granted);
+        let hold = Hold {
+            owner: grant.owner.clone(),
+            token: grant.token,
+            deadline: grant.deadline.unwrap_or_else(|| start.deadline(grant.lasts())),
+            granted,
+            lease: grant.lease,
+            mode: grant.mode,
+            terms: grant.terms.clone().filter(|terms| !terms.is_plain()),
+        };
+        self.put(hold);
+    }
+
+    fn put(&mut self, hold: Hold) {
+        match &mut self.0 {
+            Holders::None => self.0 = Holders::One(hold),
+            Holders::One(current) if current.token == hold.token => *current = hold,
+            Holders::One(_) => {
+                let mut many = Box::<Many>::default();
+                if let Holders::One(current) = core::mem::take(&mut self.0) {
+                    many.insert(current);
+                }
+                many.insert(hold);
+                self.0 = Holders::Many(many);
+            }
+            Holders::Many(many) => many.insert(hold),
+        }
+    }
+
+    fn take(&mut self, token: Token) -> Option<Hold> {
+        match &mut self.0 {
+            Holders::One(hold) if hold.token == token => match core::mem::take(&mut self.0) {
+                Holders::One(hold) => Some(hold),
+                Holders::None | Holders::Many(_) => None,
+            },
+            Holders::Many(many) => {
+                let hold = many.remove(token);
+                if many.by_token.is_empty() {
+                    self.0 = Holders::None;
+                }
+                hold
+            }
+            _ => None,
+        }
+    }
+
+    /// Alters one hold and keeps the indexes true.
+    fn edit(&mut self, token: Token, edit: impl FnOnce(&mut Hold)) {
+        match &mut self.0 {
+            Holders::One(hold) if hold.token == token => edit(hold),
+            Holders::Many(many) => {
+                if let Some(mut hold) = many.remove(token) {
+                    edit(&mut hold);
+                    many.insert(hold);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_with_one_holder_is_small() {
+        // Memory follows held locks: these two sizes are most of it.
+        assert_eq!(size_of::<Hold>(), 80);
+        assert_eq!(size_of::<Lock>(), 80);
+    }
+}

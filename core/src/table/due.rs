@@ -1,0 +1,197 @@
+//! What happens without a request: a lease or a wait is over, a connection has closed, a place must be looked at.
+
+use super::{Audience, LockId, Place, Table};
+use crate::effect::{Channel, Decision, Effect, Effects, KeyAction, Notice, WaitOutcome};
+use crate::lock::Change;
+use crate::name::Name;
+use crate::refusal::LossReason;
+use crate::time::Time;
+use crate::token::Token;
+use crate::wait_queue::{Ear, Waiter, WaiterId};
+
+/// Something noted, to be performed when the shell may act.
+#[derive(Clone, Debug)]
+pub(super) enum Pending {
+    /// Look at this place: somebody may have to be served.
+    Look(Name),
+    /// The connection of this session hold has closed.
+    Cut(LockId, Token),
+    /// Tell somebody.
+    Say(Effect),
+}
+
+/// The next thing due.
+#[derive(Debug)]
+pub enum Due {
+    /// Nothing: sleep until [`Table::next_deadline`].
+    Nothing,
+    /// Find this key in the keyspace and call [`Table::look`].
+    Look(Name, Option<LockId>),
+    /// Done already: perform it.
+    Done(Decision<()>),
+}
+
+impl Table {
+    /// The next thing that is due, one at a time: the shell calls this in BeforeSleep while it may act, until `Nothing` comes or its
+    /// time is used up. Leases before waits, so that a waiter whose time is up in the same instant still gets a lock that is free.
+    pub fn advance(&mut self, now: Time) -> Due {
+        loop {
+            if let Some(pending) = self.pending.pop_front() {
+                match self.perform_pending(now, pending) {
+                    Some(due) => return due,
+                    None => continue,
+                }
+            }
+            if let Some((lock, name)) = self.next_lock_over(now) {
+                return Due::Look(name, Some(lock));
+            }
+            if let Some(waiter) = self.next_wait_over(now) {
+                return Due::Done(self.time_out(waiter));
+            }
+            if self.grace_until.is_some_and(|until| until <= now) {
+                self.end_grace();
+                continue;
+            }
+            return Due::Nothing;
+        }
+    }
+
+    /// Performs what is due at a place: ended leases, and whoever is next. `expected` is what [`Due::Look`] named; if the key holds
+    /// something else by now, that lock is gone.
+    pub fn look(
+        &mut self,
+        now: Time,
+        place: Place<'_>,
+        expected: Option<LockId>,
+        audience: &mut dyn Audience,
+    ) -> Decision<()> {
+        if let Some(gone) = expected.filter(|lock| Some(*lock) != place.lock) {
+            self.removed(gone, LossReason::Removed, true);
+        }
+        let step = self.begin(now, place, audience);
+        self.conclude(step, ())
+    }
+
+    fn perform_pending(&mut self, now: Time, pending: Pending) -> Option<Due> {
+        match pending {
+            Pending::Look(name) => Some(Due::Look(name, None)),
+            Pending::Cut(lock, token) => self.cut_session(now, lock, token).map(Due::Done),
+            Pending::Say(effect) => {
+                let mut effects = self.effects();
+                effects.push(effect);
+                Some(Due::Done(Decision { answer: (), lock: None, key: KeyAction::Keep, effects }))
+            }
+        }
+    }
+
+    /// The lease of a session hold lasts at most its grace once its connection has closed.
+    fn cut_session(&mut self, now: Time, lock: LockId, token: Token) -> Option<Decision<()>> {
+        if self.sessions.is_bound(token) {
+            return None; // renewed over another connection meanwhile
+        }
+        let hold = self.lock(lock)?.get(token)?;
+        let grace = hold.session()?;
+        let deadline = now.after(grace);
+        if hold.deadline <= deadline {
+            return None;
+        }
+        let change = match hold.claim() {
+            None => Change::Renew { token, lease: grace, deadline: Some(deadline) },
+            Some(claim) => {
+                let mut grant = hold.to_grant();
+                grant.deadline = Some(deadline.min(hold.deadline));
+                if let Some(terms) = grant.terms.as_mut() {
+                    terms.claim = Some(claim.min(grace));
+                }
+                Change::Grant(grant)
+            }
+        };
+        let mut effects = self.effects();
+        self.decide(now, lock, change, &mut effects);
+        Some(Decision { answer: (), lock: Some(lock), key: KeyAction::Keep, effects })
+    }
+
+    /// A lock with a lease that is over, the longest overdue first; hints that came up too early are put right.
+    fn next_lock_over(&mut self, now: Time) -> Option<(LockId, Name)> {
+        loop {
+            let (at, slot) = self.deadlines.first()?;
+            if at > now {
+                return None;
+            }
+            let lock = LockId::from_slot(slot)?;
+            match self.lock(lock).map(super::Lock::next_deadline) {
+                Some(Time::NEVER) | None => self.deadlines.remove(slot),
+                Some(deadline) if deadline > now => self.deadlines.postpone(slot, deadline),
+                Some(_) => return self.name(lock).cloned().map(|name| (lock, name)),
+            }
+        }
+    }
+
+    fn next_wait_over(&mut self, now: Time) -> Option<WaiterId> {
+        loop {
+            let (at, waiter) = self.queues.first_deadline()?;
+            if at > now {
+                return None;
+            }
+            let deadline = self.queues.get(waiter)?.deadline;
+            if deadline <= now {
+                return Some(waiter);
+            }
+            self.queues.postpone(waiter, deadline);
+        }
+    }
+
+    fn time_out(&mut self, waiter: WaiterId) -> Decision<()> {
+        let mut effects = self.effects();
+        let name = self.leave(waiter);
+        if let Some((name, taken)) = name {
+            self.stats.timed_out += 1;
+            push_outcome(&name, &taken, WaitOutcome::TimedOut, &mut effects);
+        }
+        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+    }
+
+    /// A waiter leaves; whoever is behind it may be next now.
+    pub(super) fn leave(&mut self, waiter: WaiterId) -> Option<(Name, Waiter)> {
+        let queue = self.queues.queue_of(waiter)?;
+        let name = self.queues.name(queue)?.clone();
+        let taken = self.take_waiter(waiter)?;
+        if self.queues.queue_len(queue) > 0 {
+            self.pending.push_back(Pending::Look(name.clone()));
+        }
+        Some((name, taken))
+    }
+
+    /// Waiters stay under a name whose lock is free: when new grants are made again, it must be looked at.
+    pub(super) fn look_at_when_grace_ends(&mut self, name: Name) {
+        if self.grace_until.is_none() {
+            self.pending.push_back(Pending::Look(name));
+        }
+    }
+
+    fn end_grace(&mut self) {
+        self.grace_until = None;
+        let names: alloc::vec::Vec<Name> = self.queues.all().filter_map(|queue| self.queues.name(queue).cloned()).collect();
+        self.pending.extend(names.into_iter().map(Pending::Look));
+    }
+}
+
+/// How a waiter hears that its wait has ended without a grant.
+pub(super) fn push_outcome(name: &Name, waiter: &Waiter, outcome: WaitOutcome, effects: &mut Effects) {
+    match waiter.ear {
+        Ear::Blocked(blocked) => effects.push(Effect::Finish { blocked, outcome }),
+        Ear::Channel => {
+            let notice = match outcome {
+                WaitOutcome::TimedOut => Notice::TimedOut,
+                WaitOutcome::Ended(reason) => Notice::Ended(reason),
+                WaitOutcome::Granted(_) => return,
+            };
+            effects.push(Effect::Tell {
+                channel: Channel::new(waiter.channel()),
+                name: name.clone(),
+                owner: waiter.owner.clone(),
+                notice,
+            });
+        }
+    }
+}

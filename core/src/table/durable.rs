@@ -1,0 +1,84 @@
+//! Replicas and loading: they apply what was decided elsewhere.
+
+use super::{LockId, Place, Step, Table};
+use crate::effect::Decision;
+use crate::lock::{Change, Start};
+use crate::name::Name;
+use crate::snapshot::Image;
+use crate::time::Time;
+use crate::token::WallClock;
+
+/// A restored value carries a token or mark that no clock and no counter can explain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Incredible {
+    /// The highest acceptable value now.
+    pub max: u64,
+}
+
+impl Table {
+    /// Applies a change from the replication stream or the log. Decides nothing, expires nothing, serves nobody.
+    pub fn apply(&mut self, place: Place<'_>, change: &Change, start: Start) -> Decision<()> {
+        let mut step = Step {
+            lock: place.lock,
+            bound: place.lock.is_some(),
+            was_held: place.lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free()),
+            effects: self.effects(),
+        };
+        match change {
+            Change::Grant(grant) => {
+                self.counter.saw(grant.token.get());
+                step.lock = step.lock.or_else(|| self.new_entry(place.name()));
+            }
+            Change::Mode { new, .. } => self.counter.saw(new.get()),
+            Change::Renew { .. } | Change::End { .. } | Change::Ids { .. } | Change::Mark(_) => {}
+        }
+        if let Some(lock) = step.lock {
+            if let Some(entry) = self.entry_mut(lock).filter(|entry| entry.lock.is_free()) {
+                entry.name = place.name();
+            }
+            self.change(lock, change, start);
+        }
+        self.conclude(step, ())
+    }
+
+    /// Takes a mark from the replication stream or the log.
+    pub fn saw_mark(&mut self, mark: u64) {
+        self.counter.saw_mark(mark);
+    }
+
+    /// Takes a counter value from a snapshot.
+    pub fn saw_counter(&mut self, value: u64) {
+        self.counter.saw(value);
+    }
+
+    /// Takes in a stored lock: from a snapshot, or by RESTORE. The keyspace must now hold its number.
+    pub fn load(&mut self, name: Name, image: &Image, start: Start) -> Option<LockId> {
+        self.counter.saw_mark(image.mark);
+        let lock = self.new_entry(name)?;
+        for grant in &image.grants {
+            self.counter.saw(grant.token.get());
+            self.change(lock, &Change::Grant(grant.clone()), start);
+        }
+        Some(lock)
+    }
+
+    /// Whether a value may be brought in by RESTORE: a token far above the counter and the clock would poison the counter.
+    pub fn credible(&self, image: &Image, wall: WallClock) -> Result<(), Incredible> {
+        let max = self.counter.highest_credible(wall);
+        let highest = image.grants.iter().map(|grant| grant.token.get()).max().unwrap_or(0).max(image.mark);
+        if highest > max { Err(Incredible { max }) } else { Ok(()) }
+    }
+
+    /// Loading has ended: leases that were loaded without a deadline start now.
+    pub fn start_loaded(&mut self, now: Time) {
+        for slot in 0..self.locks.end() {
+            let Some(lock) = LockId::from_slot(slot) else { return };
+            let Some(entry) = self.locks.get_mut(slot) else { continue };
+            entry.lock.start(now);
+            match entry.lock.next_deadline() {
+                Time::NEVER => {}
+                deadline => self.deadlines.set(lock.slot(), deadline),
+            }
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! All locks of a server, and the verbs that change them.
+//!
+//! The shell finds a key in the keyspace and calls a verb with what it found there (a [`Place`]), the request and the time. The
+//! verb first performs what is due at that place, then the request, and returns a [`Decision`] to perform. Everything that is not a
+//! client's request (a lease ends, a wait is over, a connection closes, a key was deleted) is noted and comes out of
+//! [`Table::advance`] when the shell is free to act: on a primary, outside a pause.
+//!
+//! | file | verbs |
+//! |---|---|
+//! | `acquire.rs` | [`Table::acquire`], [`Table::floor`] |
+//! | `give_back.rs` | [`Table::release`], [`Table::renew`], [`Table::revoke`], [`Table::check`] |
+//! | `serve.rs` | the handoff: who is next |
+//! | `due.rs` | [`Table::advance`], [`Table::look`]: deadlines, cut sessions, places to look at |
+//! | `outside.rs` | what others do: deletions, flushes, swaps, connections, promotion, demotion |
+//! | `durable.rs` | [`Table::apply`], [`Table::load`]: replicas and loading apply, they never decide |
+//!
+//! A lock's number ([`LockId`]) is the value stored in the keyspace. It stays taken until the server frees that value
+//! ([`Table::freed`]), so a number found in the keyspace always means the lock it was made for.
+
+mod acquire;
+mod due;
+mod durable;
+mod give_back;
+mod outside;
+mod serve;
+mod session;
+
+pub use acquire::Acquired;
+pub use due::Due;
+pub use durable::Incredible;
+pub use session::ClientId;
+
+use crate::deadlines::Deadlines;
+use crate::effect::{Decision, Effect, Effects, Ended, KeyAction, Notice};
+use crate::lock::{Change, Hold, Lock, Start};
+use crate::name::Name;
+use crate::paged::Slab;
+use crate::refusal::LossReason;
+use crate::request::Limits;
+use crate::stats::Stats;
+use crate::time::Time;
+use crate::token::{Token, TokenCounter};
+use crate::wait_queue::Queues;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+
+/// The number of a lock: what the keyspace stores as the key's value.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LockId(NonZeroU32);
+
+impl LockId {
+    /// From the number stored in the keyspace.
+    #[must_use]
+    pub const fn new(number: NonZeroU32) -> Self {
+        Self(number)
+    }
+
+    /// The number to store.
+    #[must_use]
+    pub const fn get(self) -> NonZeroU32 {
+        self.0
+    }
+
+    fn from_slot(slot: u32) -> Option<Self> {
+        slot.checked_add(1).and_then(NonZeroU32::new).map(Self)
+    }
+
+    fn slot(self) -> u32 {
+        self.0.get() - 1
+    }
+}
+
+/// A key, and the lock found there.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The database.
+    pub db: u16,
+    /// The key.
+    pub key: &'a [u8],
+    /// The lock stored at the key; `None` if the key does not exist.
+    pub lock: Option<LockId>,
+}
+
+impl Place<'_> {
+    fn name(&self) -> Name {
+        Name::new(self.db, self.key)
+    }
+}
+
+/// How the shell knows who asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Caller {
+    /// The number under which the shell will know this request's blocked connection, should it wait with BLOCK.
+    pub blocked: u64,
+    /// The connection.
+    pub client: Option<ClientId>,
+}
+
+/// Who can be heard of a grant at this moment. Sensed by the shell, like the time.
+pub trait Audience {
+    /// Whether anybody listens on this channel, here and now.
+    fn hears(&mut self, channel: &[u8]) -> bool;
+}
+
+/// An audience in which nobody listens.
+#[derive(Clone, Copy, Debug)]
+pub struct Deaf;
+
+impl Audience for Deaf {
+    fn hears(&mut self, _channel: &[u8]) -> bool {
+        false
+    }
+}
+
+/// All locks, queues and deadlines of a server, and its token counter.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    counter: TokenCounter,
+    limits: Limits,
+    stats: Stats,
+    locks: Slab<Entry>,
+    held: usize,
+    deadlines: Deadlines,
+    queues: Queues,
+    sessions: session::Sessions,
+    pending: VecDeque<due::Pending>,
+    /// Grants that could not be delivered: they end when their place is looked at.
+    undelivered: Vec<(LockId, Token)>,
+    /// No new grants before this (after a promotion).
+    grace_until: Option<Time>,
+    /// The buffer of the last effects, to be used again.
+    spare: Vec<Effect>,
+}
+
+/// One lock: 104 bytes beside what the keyspace takes.
+#[derive(Clone, Debug)]
+struct Entry {
+    name: Name,
+    /// Free: the key is about to be deleted, or RENAME or MOVE carried the value of an ended lock here.
+    lock: Lock,
+}
+
+/// A verb at work: the place it acts on, as it was found and as it will be left.
+struct Step {
+    lock: Option<LockId>,
+    /// Whether the key existed.
+    bound: bool,
+    /// Whether the lock was held.
+    was_held: bool,
+    effects: Effects,
+}
+
+impl Table {
+    /// An empty table.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// The bounds on requests.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// New bounds; what was granted under the old ones stays.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// The token counter.
+    #[must_use]
+    pub fn counter(&self) -> &TokenCounter {
+        &self.counter
+    }
+
+    /// The counters of what happened.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// How many locks are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Who waits.
+    #[must_use]
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    /// Until when no new grants are made.
+    #[must_use]
+    pub fn grace_until(&self) -> Option<Time> {
+        self.grace_until
+    }
+
+    /// The holders of a lock.
+    #[must_use]
+    pub fn lock(&self, lock: LockId) -> Option<&Lock> {
+        self.locks.get(lock.slot()).map(|entry| &entry.lock)
+    }
+
+    /// The name of a lock.
+    #[must_use]
+    pub fn name(&self, lock: LockId) -> Option<&Name> {
+        self.locks.get(lock.slot()).map(|entry| &entry.name)
+    }
+
+    /// The held locks in the places from `from` up to, not including, `to`. A lock that is held all the while keeps its place, so
+    /// that whoever goes through the places meets it exactly once.
+    pub fn places(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, LockId, &Name, &Lock)> {
+        (from..to.min(self.places_end())).filter_map(|place| {
+            let entry = self.locks.get(place).filter(|entry| !entry.lock.is_free())?;
+            Some((place, LockId::from_slot(place)?, &entry.name, &entry.lock))
+        })
+    }
+
+    /// The end of [`Table::places`].
+    #[must_use]
+    pub fn places_end(&self) -> u32 {
+        self.locks.end()
+    }
+
+    /// When something will be due: the shell's one timer. Perhaps too early, never too late.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        if !self.pending.is_empty() {
+            return Some(Time::ZERO);
+        }
+        let lease = self.deadlines.first().map(|(at, _)| at);
+        let wait = self.queues.first_deadline().map(|(at, _)| at);
+        [lease, wait, self.grace_until].into_iter().flatten().min()
+    }
+
+    /// Bytes that one lock takes in this table.
+    #[must_use]
+    pub fn memory_of(&self, lock: LockId) -> usize {
+        let Some(entry) = self.locks.get(lock.slot()) else { return 0 };
+        let deadline = 12;
+        size_of::<Entry>() + deadline + entry.name.heap_bytes() + entry.lock.heap_bytes()
+    }
+
+    /// Bytes that the table itself has allocated, about (what single locks allocate beside it is in [`Table::memory_of`]).
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.locks.heap_bytes() + self.deadlines.heap_bytes() + self.queues.heap_bytes()
+    }
+
+    /// Takes back the list of a performed decision, so that the next one needs no allocation.
+    pub fn recycle(&mut self, effects: Effects) {
+        let mut buffer = effects.into_vec();
+        buffer.clear();
+        if buffer.capacity() <= 256 && buffer.capacity() > self.spare.capacity() {
+            self.spare = buffer;
+        }
+    }
+
+    fn effects(&mut self) -> Effects {
+        Effects::with_buffer(core::mem::take(&mut self.spare))
+    }
+
+    fn entry_mut(&mut self, lock: LockId) -> Option<&mut Entry> {
+        self.locks.get_mut(lock.slot())
+    }
+
+    fn new_entry(&mut self, name: Name) -> Option<LockId> {
+        self.locks.insert(Entry { name, lock: Lock::default() }).and_then(LockId::from_slot)
+    }
+
+    /// Starts a verb: looks up the place and performs what is due there.
+    fn begin(&mut self, now: Time, place: Place<'_>, audience: &mut dyn Audience) -> Step {
+        let mut step = Step {
+            lock: place.lock,
+            bound: place.lock.is_some(),
+            was_held: place.lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free()),
+            effects: self.effects(),
+        };
+        // Somebody waits under this name though no lock was held here: the queue goes before any newcomer.
+        if let Some(queue) = self.queues.of_name(place.db, place.key) {
+            step.lock = step.lock.or_else(|| self.new_entry(place.name()));
+            if let Some(lock) = step.lock {
+                self.queues.attach(queue, lock);
+            }
+        }
+        let Some(lock) = step.lock else { return step };
+        if !step.was_held {
+            // An ended lock that was carried here: from now on it is this place's.
+            if let Some(entry) = self.entry_mut(lock) {
+                entry.name = place.name();
+            }
+        }
+        self.end_what_is_over(now, lock, &mut step.effects);
+        self.serve(now, lock, None, audience, &mut step.effects);
+        step
+    }
+
+    /// Ends a verb: a key exists if and only if the lock is held.
+    fn conclude<T>(&mut self, step: Step, answer: T) -> Decision<T> {
+        let Step { mut lock, bound, was_held, effects } = step;
+        let held = lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free());
+        if let Some(free) = lock.filter(|_| !held) {
+            if let Some(name) = self.queues.detach(free) {
+                // Waiters stay although nobody holds the lock: only while no new grants are made.
+                self.look_at_when_grace_ends(name);
+            }
+            if !bound {
+                self.locks.remove(free.slot());
+                lock = None;
+            }
+        }
+        let key = match (bound, was_held, held) {
+            (false, _, true) => KeyAction::Bind,
+            (true, true, false) => KeyAction::Unbind,
+            _ => KeyAction::Keep,
+        };
+        Decision { answer, lock, key, effects }
+    }
+
+    /// Applies a change and keeps the indexes true. Every change of a lock goes through here, on a primary and on a replica.
+    fn change(&mut self, lock: LockId, change: &Change, start: Start) {
+        let Some(entry) = self.locks.get_mut(lock.slot()) else { return };
+        let was_held = !entry.lock.is_free();
+        self.sessions.before(lock, &entry.lock, change);
+        entry.lock.apply(change, start);
+        match (was_held, !entry.lock.is_free()) {
+            (false, true) => self.held += 1,
+            (true, false) => self.held -= 1,
+            _ => {}
+        }
+        match entry.lock.next_deadline() {
+            Time::NEVER => self.deadlines.remove(lock.slot()),
+            deadline => self.deadlines.set(lock.slot(), deadline),
+        }
+    }
+
+    /// Applies a change on the primary, which also replicates it.
+    fn decide(&mut self, now: Time, lock: LockId, change: Change, effects: &mut Effects) {
+        self.change(lock, &change, Start::Now(now));
+        effects.push(Effect::Change(change));
+    }
+
+    /// Ends one hold, tells its holder if it did not ask for it, and announces it.
+    fn end(&mut self, now: Time, lock: LockId, token: Token, ended: Ended, effects: &mut Effects) {
+        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else { return };
+        let held_us = now.us_since(hold.granted);
+        let loss = match ended {
+            Ended::Released | Ended::Undelivered => None,
+            Ended::Expired => Some(LossReason::Expired),
+            Ended::Revoked => Some(LossReason::Revoked),
+        };
+        let notice = loss.and_then(|reason| self.loss_notice(lock, hold, reason));
+        self.stats.hold_ms.add_us(held_us);
+        match ended {
+            Ended::Released => self.stats.releases += 1,
+            Ended::Expired => self.stats.expired += 1,
+            Ended::Revoked => self.stats.revoked += 1,
+            Ended::Undelivered => self.stats.undelivered += 1,
+        }
+        self.decide(now, lock, Change::End { token: Some(token) }, effects);
+        if let Some(notice) = notice {
+            effects.push(notice);
+        }
+        effects.push(Effect::Announce { ended, token, handed_to: None });
+    }
+
+    fn loss_notice(&self, lock: LockId, hold: &Hold, reason: LossReason) -> Option<Effect> {
+        Some(Effect::Tell {
+            channel: hold.channel()?.clone(),
+            name: self.name(lock)?.clone(),
+            owner: hold.owner.clone(),
+            notice: Notice::Lost { token: hold.token, reason },
+        })
+    }
+
+    fn end_what_is_over(&mut self, now: Time, lock: LockId, effects: &mut Effects) {
+        while let Some(token) = self.lock(lock).and_then(|held| held.first_over(now)) {
+            self.end(now, lock, token, Ended::Expired, effects);
+        }
+        while let Some(index) = self.undelivered.iter().position(|(at, _)| *at == lock) {
+            let (_, token) = self.undelivered.swap_remove(index);
+            self.end(now, lock, token, Ended::Undelivered, effects);
+        }
+    }
+
+    /// Asserts what must hold in every single state (S1, S7, S8, L1 and the agreement of the indexes). For tests: O(n).
+    ///
+    /// `settled`: nothing is pending, so that L1 must hold too.
+    ///
+    /// # Panics
+    /// If an invariant is broken.
+    pub fn check_invariants(&self, now: Time) {
+        self.queues.check_invariants();
+        let mut held = 0;
+        for (slot, entry) in self.locks.iter() {
+            let lock = &entry.lock;
+            held += usize::from(!lock.is_free());
+            if lock.len() > 1 {
+                assert!(lock.holds().all(|hold| hold.mode == crate::lock::Mode::Shared), "S1: exclusive beside another hold");
+            }
+            for hold in lock.holds() {
+                assert!(hold.token.get() <= self.counter.value(), "S2: a token above the counter");
+                assert_eq!(lock.held_by(&hold.owner).map(|hold| hold.token), Some(hold.token), "one hold per owner");
+                assert!(lock.next_deadline() <= hold.deadline);
+            }
+            assert!(
+                lock.is_free() || self.counter.value() <= self.counter.mark() || !self.counter.is_seeded(),
+                "tokens beyond the announced mark"
+            );
+            let Some(id) = LockId::from_slot(slot) else { continue };
+            if let Some(queue) = self.queues.of_lock(id) {
+                assert!(!lock.is_free(), "a queue is attached to held locks only");
+                let head = self.queues.head(queue).and_then(|head| self.queues.get(head));
+                let grantable = head.is_some_and(|head| {
+                    head.ear != crate::wait_queue::Ear::Channel && head.deadline > now && lock.admits(head.mode, head.limit)
+                });
+                assert!(!grantable || !self.pending.is_empty() || self.in_grace(now), "L1: a grantable lock while somebody waits");
+            }
+        }
+        assert_eq!(held, self.held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_lock_takes_104_bytes_of_the_table_and_12_of_its_deadlines() {
+        assert_eq!(size_of::<Option<Entry>>(), 104);
+    }
+}

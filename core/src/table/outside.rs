@@ -1,0 +1,174 @@
+//! What others do: keys deleted, databases flushed or swapped, connections closed, the server promoted or demoted.
+//!
+//! These verbs are called from notifications, in the middle of somebody else's command. They only change this table and take note;
+//! what must be replicated or published comes out of [`Table::advance`], after that command.
+
+use super::due::{Pending, push_outcome};
+use super::{ClientId, LockId, Place, Table};
+use crate::effect::{Decision, Effect, Effects, KeyAction, WaitOutcome};
+use crate::lock::Change;
+use crate::name::Name;
+use crate::refusal::{EndReason, LossReason};
+use crate::time::{Millis, Time};
+use crate::token::{Token, WallClock};
+use crate::wait_queue::{QueueId, WaiterId};
+use alloc::vec::Vec;
+
+impl Table {
+    /// The key of this lock was deleted, overwritten, renamed, moved or evicted: the lock is free, wherever its value may live on.
+    ///
+    /// `speak`: this server is a primary. Its holders hear why, and its waiters are served when the place is looked at.
+    pub fn removed(&mut self, lock: LockId, reason: LossReason, speak: bool) {
+        if self.lock(lock).is_none_or(crate::lock::Lock::is_free) {
+            return;
+        }
+        if speak {
+            let lost: Vec<Effect> = self
+                .lock(lock)
+                .into_iter()
+                .flat_map(crate::lock::Lock::holds)
+                .filter_map(|hold| self.loss_notice(lock, hold, reason))
+                .collect();
+            self.pending.extend(lost.into_iter().map(Pending::Say));
+        }
+        self.stats.removed += self.lock(lock).map_or(0, |lock| lock.len() as u64);
+        self.change(lock, &Change::End { token: None }, crate::lock::Start::AfterLoading);
+        if let Some(name) = self.queues.detach(lock) {
+            self.pending.push_back(Pending::Look(name));
+        }
+    }
+
+    /// The server has freed the value with this number: the number may be used again.
+    pub fn freed(&mut self, lock: LockId) {
+        self.removed(lock, LossReason::Removed, false);
+        self.undelivered.retain(|(at, _)| *at != lock);
+        self.locks.remove(lock.slot());
+    }
+
+    /// A database (`None`: all) is being flushed: its locks are free, its waiters end with an error.
+    pub fn flushed(&mut self, db: Option<u16>, speak: bool) -> Decision<()> {
+        let in_db = |name: &Name| db.is_none_or(|db| db == name.db());
+        let locks: Vec<LockId> = self
+            .places(0, self.places_end())
+            .filter(|(_, _, name, _)| in_db(name))
+            .map(|(_, lock, _, _)| lock)
+            .collect();
+        let queues: Vec<QueueId> =
+            self.queues.all().filter(|queue| self.queues.name(*queue).is_some_and(in_db)).collect();
+        let mut effects = self.effects();
+        for queue in queues {
+            self.dismiss_queue(queue, EndReason::Flushed, &mut effects);
+        }
+        for lock in locks {
+            self.removed(lock, LossReason::Flushed, speak);
+        }
+        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+    }
+
+    /// Two databases have changed places: the locks went with the data, the waiters wait for the same names as before.
+    pub fn swapped(&mut self, a: u16, b: u16) {
+        let locks: Vec<(LockId, u16)> = self
+            .locks
+            .iter()
+            .filter_map(|(slot, entry)| {
+                let to = if entry.name.db() == a { b } else { a };
+                let moves = entry.name.db() == a || entry.name.db() == b;
+                moves.then(|| LockId::from_slot(slot)).flatten().map(|lock| (lock, to))
+            })
+            .collect();
+        for (lock, to) in locks {
+            if let Some(entry) = self.entry_mut(lock) {
+                entry.name.move_to(to);
+            }
+            if let Some(name) = self.queues.detach(lock) {
+                self.pending.push_back(Pending::Look(name));
+            }
+        }
+    }
+
+    /// A connection has closed: its session holds keep their grace, its session waits end.
+    pub fn client_gone(&mut self, client: ClientId) {
+        for (lock, token) in self.sessions.unbind_client(client) {
+            self.pending.push_back(Pending::Cut(lock, token));
+        }
+        for waiter in self.sessions.waiters_of(client) {
+            if self.leave(waiter).is_some() {
+                self.stats.wait_ended += 1;
+            }
+        }
+    }
+
+    /// A blocked connection is gone, or an administrator unblocked it: its request leaves the queue.
+    pub fn left(&mut self, waiter: WaiterId) {
+        if self.leave(waiter).is_some() {
+            self.stats.wait_ended += 1;
+        }
+    }
+
+    /// A grant was made to a blocked connection that turned out to be gone: it goes to the next in line.
+    pub fn undelivered(&mut self, lock: LockId, token: Token) {
+        if let Some(name) = self.lock(lock).and_then(|held| held.get(token)).and_then(|_| self.name(lock)).cloned() {
+            self.undelivered.push((lock, token));
+            self.pending.push_back(Pending::Look(name));
+        }
+    }
+
+    /// Ends every wait under one name, because its key cannot become a lock (`WrongType`), or its slot moved.
+    pub fn dismiss(&mut self, place: Place<'_>, reason: EndReason) -> Decision<()> {
+        let mut effects = self.effects();
+        let queue = self
+            .queues
+            .of_name(place.db, place.key)
+            .or_else(|| place.lock.and_then(|lock| self.queues.of_lock(lock)));
+        if let Some(queue) = queue {
+            self.dismiss_queue(queue, reason, &mut effects);
+        }
+        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+    }
+
+    /// Ends every wait on this server.
+    pub fn dismiss_all(&mut self, reason: EndReason) -> Decision<()> {
+        let mut effects = self.effects();
+        let queues: Vec<QueueId> = self.queues.all().collect();
+        for queue in queues {
+            self.dismiss_queue(queue, reason, &mut effects);
+        }
+        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+    }
+
+    fn dismiss_queue(&mut self, queue: QueueId, reason: EndReason, effects: &mut Effects) {
+        let Some(name) = self.queues.name(queue).cloned() else { return };
+        while let Some(waiter) = self.queues.head(queue) {
+            let Some(taken) = self.take_waiter(waiter) else { return };
+            self.stats.wait_ended += 1;
+            push_outcome(&name, &taken, WaitOutcome::Ended(reason), effects);
+        }
+    }
+
+    /// This server starts to decide: it has booted and loaded, or it was promoted. Seeds the counter, suspends new grants for
+    /// `grace`, and starts the grace of session holds, whose connections are unknown. Returns the mark to announce at once.
+    #[must_use]
+    pub fn promoted(&mut self, now: Time, wall: WallClock, grace: Millis) -> u64 {
+        let unbound = self.sessions.unbound();
+        self.pending.extend(unbound.into_iter().map(|(lock, token)| Pending::Cut(lock, token)));
+        self.grace_until = (grace.as_ms() > 0).then(|| now.after(grace));
+        self.counter.seed(wall)
+    }
+
+    /// This server decides no more: every wait ends, and what was noted is forgotten (the new primary's stream says what is true).
+    pub fn demoted(&mut self) -> Decision<()> {
+        let decision = self.dismiss_all(EndReason::RoleChanged);
+        self.pending.clear();
+        self.undelivered.clear();
+        self.grace_until = None;
+        self.sessions.unbind_all();
+        self.counter.retire();
+        decision
+    }
+
+    /// Announces a fresh mark (a rewrite child was born, a slot was imported).
+    #[must_use]
+    pub fn announce_mark(&mut self) -> u64 {
+        self.counter.reserve()
+    }
+}

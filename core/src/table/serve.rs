@@ -1,0 +1,103 @@
+//! The handoff: whoever frees a lock grants it to the next in line in the same step.
+
+use super::acquire::Ask;
+use super::{Audience, LockId, Table};
+use crate::effect::{Channel, Effect, Effects, Notice, WaitOutcome};
+use crate::lock::Mode;
+use crate::refusal::Refusal;
+use crate::time::{Millis, Time};
+use crate::wait_queue::{Ear, QueueId, WaiterId};
+
+/// How many waiters are asked whether they hear, before the first gets the grant unheard.
+const CANDIDATES: usize = 16;
+
+impl Table {
+    /// Grants the lock to those whose turn it is: one exclusive waiter, or adjacent shared ones.
+    ///
+    /// `requester` is the waiter that is asking right now: it hears the answer, and needs no message.
+    pub(super) fn serve(
+        &mut self,
+        now: Time,
+        lock: LockId,
+        requester: Option<WaiterId>,
+        audience: &mut dyn Audience,
+        effects: &mut Effects,
+    ) {
+        while let Some(queue) = self.queues.of_lock(lock) {
+            let Some(waiter) = self.next_in_turn(now, lock, queue, requester, audience) else { return };
+            if self.hand_over(now, lock, waiter, requester, effects).is_err() {
+                return; // no token is left: nobody can be granted
+            }
+        }
+    }
+
+    /// The first live waiter, if the lock admits it. Who does not hear is passed over and keeps its place; if nobody near the front
+    /// hears, the head gets the grant all the same, under its claim.
+    fn next_in_turn(
+        &self,
+        now: Time,
+        lock: LockId,
+        queue: QueueId,
+        requester: Option<WaiterId>,
+        audience: &mut dyn Audience,
+    ) -> Option<WaiterId> {
+        let lock = self.lock(lock)?;
+        if lock.mode() == Some(Mode::Exclusive) || self.in_grace(now) || !self.counter.is_seeded() {
+            return None;
+        }
+        let mut unheard = None;
+        let in_time = self.queues.iter(queue).filter(|(_, waiter)| waiter.deadline > now);
+        for (id, waiter) in in_time.take(CANDIDATES) {
+            let admitted = lock.admits(waiter.mode, waiter.limit);
+            let hears = requester == Some(id)
+                || match waiter.ear {
+                    Ear::Blocked(_) => true,
+                    Ear::Channel => audience.hears(waiter.channel()),
+                };
+            if hears {
+                return admitted.then_some(id);
+            }
+            unheard = unheard.or(Some((id, admitted)));
+        }
+        unheard.and_then(|(id, admitted)| admitted.then_some(id))
+    }
+
+    fn hand_over(
+        &mut self,
+        now: Time,
+        lock: LockId,
+        waiter: WaiterId,
+        requester: Option<WaiterId>,
+        effects: &mut Effects,
+    ) -> Result<(), Refusal> {
+        let Some(asked) = self.queues.get(waiter) else { return Ok(()) };
+        let ask = Ask {
+            owner: asked.owner.clone(),
+            mode: asked.mode,
+            lease: asked.lease,
+            terms: asked.terms.clone(),
+            client: asked.client,
+        };
+        let token = self.grant(now, lock, ask, effects)?;
+        let Some(taken) = self.take_waiter(waiter) else { return Ok(()) };
+        self.stats.handoffs += 1;
+        self.stats.wait_ms.add_us(now.us_since(taken.since));
+        effects.handed_over(token);
+        if requester == Some(waiter) {
+            return Ok(());
+        }
+        match taken.ear {
+            Ear::Blocked(blocked) => effects.push(Effect::Finish { blocked, outcome: WaitOutcome::Granted(token) }),
+            Ear::Channel => {
+                let claim: Option<Millis> = taken.terms.as_ref().and_then(|terms| terms.claim);
+                let lasts = claim.unwrap_or(taken.lease);
+                let notice = Notice::Granted { token, lasts, claim: claim.is_some() };
+                if let Some(name) = self.name(lock).cloned() {
+                    let channel = Channel::new(taken.channel());
+                    effects.push(Effect::Tell { channel, name, owner: taken.owner, notice });
+                }
+            }
+        }
+        Ok(())
+    }
+}

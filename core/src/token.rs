@@ -1,0 +1,203 @@
+//! The fencing counter: one number per server that only rises.
+//!
+//! A token is handed out per grant: `counter + 1`. Once per incarnation the counter is *seeded* to at least the wall clock, counted
+//! in units of 10 us since 2025-01-01T00:00Z, so that a server which lost everything still starts above what it handed out before
+//! (up to a mean of 100,000 grants a second). Before that matters, it *reserves ahead*: it announces a mark that it promises not to
+//! pass without announcing a higher one; whoever takes over starts from the mark. The wall clock is never read at a grant:
+//! otherwise a stale primary in a partition could overtake the real one.
+//!
+//! This file is the only place that knows the unit and the cap. `core/tests/token_design.rs` holds the model that chose this design
+//! and the counterexamples of those it rejected.
+
+use core::fmt;
+use core::num::NonZeroU64;
+
+/// A fencing token: 1 to 2^53 - 1, exact in JavaScript numbers; at most 14 digits until 2056, exact in Lua's `tostring` and cjson.
+///
+/// The storage rule: accept a write if its token is greater than the last one seen, or equal and from the same owner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(NonZeroU64);
+
+impl Token {
+    /// The largest token, 2^53 - 1.
+    pub const MAX: u64 = (1 << 53) - 1;
+
+    /// `n` as a token, if it is in range.
+    #[must_use]
+    pub const fn new(n: u64) -> Option<Self> {
+        match NonZeroU64::new(n) {
+            Some(number) if n <= Self::MAX => Some(Self(number)),
+            _ => None,
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Seconds from the Unix epoch to 2025-01-01T00:00Z.
+const EPOCH_UNIX_S: u64 = 1_735_689_600;
+/// Token units in a second: one unit is 10 us.
+const UNITS_PER_S: u64 = 100_000;
+/// A clock earlier than this counts as this: the time this source was last dated, 2026-11-30T00:00Z.
+const BUILD_UNITS: u64 = (1_796_000_000 - EPOCH_UNIX_S) * UNITS_PER_S;
+/// A clock later than 14 digits can hold (2056-09-09) is ignored.
+const CLOCK_UNITS_MAX: u64 = 99_999_999_999_999;
+/// One day of units: how far FLOOR and RESTORE may reach above the counter and the clock.
+pub const DAY_UNITS: u64 = 24 * 3600 * UNITS_PER_S;
+/// How far ahead of the counter the mark is announced.
+pub const RESERVE: u64 = 1 << 20;
+
+/// The wall clock as the shell read it, in token units.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct WallClock {
+    /// Token units since 2025-01-01T00:00Z, made sane.
+    units: u64,
+    /// What was wrong with the reading, if anything.
+    fault: Option<ClockFault>,
+}
+
+/// Why a wall clock reading was not taken as it is. The operator should hear of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum ClockFault {
+    /// Before the date of this build: counted as that date.
+    BeforeBuild,
+    /// Later than 14-digit tokens reach (2056): ignored.
+    TooLate,
+}
+
+impl WallClock {
+    /// From microseconds since the Unix epoch (negative or absurd readings included: pass 0 or `u64::MAX`).
+    #[must_use]
+    pub fn from_unix_us(us: u64) -> Self {
+        let units = (us / 10).saturating_sub(EPOCH_UNIX_S * UNITS_PER_S);
+        if units < BUILD_UNITS {
+            Self { units: BUILD_UNITS, fault: Some(ClockFault::BeforeBuild) }
+        } else if units > CLOCK_UNITS_MAX {
+            Self { units: BUILD_UNITS, fault: Some(ClockFault::TooLate) }
+        } else {
+            Self { units, fault: None }
+        }
+    }
+
+    /// Token units, after the rules above.
+    #[must_use]
+    pub fn units(self) -> u64 {
+        self.units
+    }
+
+    /// What was wrong with the reading.
+    #[must_use]
+    pub fn fault(self) -> Option<ClockFault> {
+        self.fault
+    }
+}
+
+/// The counter and its mark. Neither ever falls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounter {
+    value: u64,
+    mark: u64,
+    seeded: bool,
+}
+
+/// The counter has reached [`Token::MAX`]: no further grant is possible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Exhausted;
+
+impl TokenCounter {
+    /// The last token handed out, or seen.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.value
+    }
+
+    /// The announced reservation: tokens up to here may have been handed out as far as others know.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.mark
+    }
+
+    /// Whether this incarnation has been seeded; before that nothing may be granted.
+    #[must_use]
+    pub fn is_seeded(&self) -> bool {
+        self.seeded
+    }
+
+    /// Starts an incarnation (boot after loading, promotion): above everything seen, marked, or possible by the clock.
+    ///
+    /// Returns the new mark, which the shell must announce at once (effect MARK).
+    #[must_use]
+    pub fn seed(&mut self, wall: WallClock) -> u64 {
+        self.seeded = true;
+        self.value = self.value.max(self.mark).max(wall.units);
+        self.reserve()
+    }
+
+    /// This server is no primary any more: a later promotion seeds again.
+    pub fn retire(&mut self) {
+        self.seeded = false;
+    }
+
+    /// The next token, and the mark to announce with it when half of the reservation is used.
+    pub fn take_next(&mut self) -> Result<(Token, Option<u64>), Exhausted> {
+        let token = self.value.checked_add(1).and_then(Token::new).ok_or(Exhausted)?;
+        self.value = token.get();
+        Ok((token, self.reserve_if_half_used()))
+    }
+
+    /// Raises the counter to at least `floor`; returns the mark to announce, if a new one is due.
+    pub fn raise(&mut self, floor: u64) -> Option<u64> {
+        self.saw(floor);
+        self.reserve_if_half_used()
+    }
+
+    /// A token or counter seen in a load, a restore or the replication stream: never hand out anything up to it.
+    pub fn saw(&mut self, value: u64) {
+        self.value = self.value.max(value.min(Token::MAX));
+    }
+
+    /// A mark seen in a load or the replication stream.
+    pub fn saw_mark(&mut self, mark: u64) {
+        self.mark = self.mark.max(mark.min(Token::MAX));
+    }
+
+    /// Announces a fresh mark: at boot, at promotion, at a slot import, and when a rewrite child is born.
+    #[must_use]
+    pub fn reserve(&mut self) -> u64 {
+        self.mark = self.mark.max(self.value.saturating_add(RESERVE).min(Token::MAX));
+        self.mark
+    }
+
+    fn reserve_if_half_used(&mut self) -> Option<u64> {
+        let unused = self.mark.saturating_sub(self.value);
+        (unused < RESERVE / 2 && self.mark < Token::MAX).then(|| self.reserve())
+    }
+
+    /// How far the counter runs ahead of the clock, in units of 10 us (negative: behind).
+    #[must_use]
+    pub fn lead(&self, wall: WallClock) -> i64 {
+        i64::try_from(i128::from(self.value) - i128::from(wall.units)).unwrap_or(i64::MAX)
+    }
+
+    /// The highest token that FLOOR or RESTORE may bring in: one day above the counter and the clock.
+    #[must_use]
+    pub fn highest_credible(&self, wall: WallClock) -> u64 {
+        self.value.max(wall.units).saturating_add(DAY_UNITS).min(Token::MAX)
+    }
+}
