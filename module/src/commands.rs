@@ -1,0 +1,203 @@
+//! The commands: parse, open the key once, call the core's verb, perform, reply.
+
+use crate::ffi;
+use crate::ffi::acl::CurrentUser;
+use crate::ffi::args::Args;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::key::{Key, KeyState, Mode};
+use crate::ffi::reply;
+use crate::ffi::string::ServerStr;
+use crate::perform::{Listeners, perform, perform_keyless};
+use crate::state::{self, with_table};
+use crate::{apply, blocking, config, inspect, turn};
+use flock_core::request::{Acquire, Release, Renew, Revoke, Wait};
+use flock_core::table::{Acquired, Caller};
+use flock_core::wire::command::{Check, Command, Info, List};
+use flock_core::wire::error::{ErrorCode, WireError};
+use flock_core::wire::spec;
+use flock_core::{Decision, Place, Table, Token};
+use std::ffi::CStr;
+use std::num::NonZeroU64;
+
+type Handler = fn(&Ctx<'_>, Args<'_>) -> Result<(), WireError>;
+
+/// What each command runs. The index is the one that [`dispatch`] is called with.
+static HANDLERS: [(&str, Handler); 8] = [
+    (Acquire::NAME, acquire),
+    (Release::NAME, release),
+    (Renew::NAME, renew),
+    (Check::NAME, check),
+    (Info::NAME, inspect::info),
+    (List::NAME, inspect::list),
+    (Revoke::NAME, revoke),
+    (spec::APPLY, apply::apply),
+];
+
+/// Registers every command of the core's table.
+pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
+    ffi::commands::add_acl_category(ctx, ACL_CATEGORY)?;
+    let specs = HANDLERS.map(|(name, _)| spec::COMMANDS.iter().find(|spec| spec.name == name));
+    let specs: Option<Vec<_>> = specs.into_iter().collect();
+    let specs = specs.filter(|specs| specs.len() == spec::COMMANDS.len()).ok_or("a command has no handler")?;
+    let specs: Vec<_> = specs.into_iter().map(crate::spec_bridge::bridge).collect();
+    ffi::commands::register(ctx, &specs)
+}
+
+/// The way in for every command.
+pub(crate) fn dispatch(index: usize, ctx: &Ctx<'_>, args: Args<'_>) {
+    let Some((_, handler)) = HANDLERS.get(index) else { return };
+    if let Err(error) = handler(ctx, args) {
+        reply::error(ctx, error.to_string().as_bytes());
+    }
+}
+
+fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
+    let mut request = parse::<Acquire<'_>>(args)?;
+    let mut target = Target::open_for(ctx, args)?;
+    may_speak_on(ctx, args, &request)?;
+    let flags = ctx.flags();
+    if request.session.is_some() && (flags.in_script() || !ctx.client_is_connected(flags)) {
+        return Err(WireError::fixed(ErrorCode::Err, "SESSION is not possible in a script: a script has no connection"));
+    }
+    if let Wait::Block(_) = request.wait {
+        if flags.denies_blocking() {
+            request.wait = Wait::No; // in MULTI and in scripts: a plain try
+        } else if ctx.client_has_subscriptions() {
+            return Err(CANNOT_BLOCK);
+        }
+    }
+    if let Some(floor) = request.floor {
+        let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(BUSY)?;
+        perform_keyless(ctx, raised)?;
+    }
+    let caller = Caller { blocked: blocking::next_number(), client: NonZeroU64::new(ctx.client_id()) };
+    let answer = target.decide(ctx, |table, place| {
+        table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx))
+    })??;
+    match (answer, request.wait) {
+        (Acquired::Granted(token), _) => reply::integer(ctx, number(token)),
+        (Acquired::Busy, _) => reply::nil(ctx),
+        (Acquired::Queued { waiter, .. }, Wait::Block(_)) => {
+            if !blocking::wait(ctx, waiter) {
+                with_table(|table| table.left(waiter));
+                return Err(CANNOT_BLOCK);
+            }
+        }
+        (Acquired::Queued { position, .. }, Wait::Queue(_) | Wait::No) => {
+            reply::array(ctx, 2);
+            reply::bulk(ctx, b"QUEUED");
+            reply::integer(ctx, i64::try_from(position).unwrap_or(i64::MAX));
+        }
+    }
+    Ok(())
+}
+
+fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
+    let request = parse::<Release<'_>>(args)?;
+    let released = Target::open_for(ctx, args)?
+        .decide(ctx, |table, place| table.release(state::now(), place, &request, &mut Listeners(ctx)))??;
+    reply::integer(ctx, i64::from(released));
+    Ok(())
+}
+
+fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
+    let request = parse::<Renew<'_>>(args)?;
+    let caller = Caller { blocked: 0, client: NonZeroU64::new(ctx.client_id()) };
+    let renewed = Target::open_for(ctx, args)?
+        .decide(ctx, |table, place| table.renew(state::now(), place, &request, caller, &mut Listeners(ctx)))?;
+    reply::integer(ctx, i64::from(renewed));
+    Ok(())
+}
+
+fn revoke(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
+    let request = parse::<Revoke<'_>>(args)?;
+    let ended = Target::open_for(ctx, args)?
+        .decide(ctx, |table, place| table.revoke(state::now(), place, &request, &mut Listeners(ctx)))?;
+    reply::integer(ctx, i64::try_from(ended).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+fn check(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
+    let request = parse::<Check<'_>>(args)?;
+    if !ctx.flags().is_primary() {
+        return Err(WireError::READ_ONLY);
+    }
+    let name = args.string(1).ok_or(NO_KEY)?;
+    let held = match Key::open(ctx, name, Mode::Read).state() {
+        KeyState::Empty => false,
+        KeyState::OtherType => return Err(WireError::WRONG_TYPE),
+        KeyState::Lock(handle) => {
+            with_table(|table| table.check(state::now(), state::lock_of(handle), request.token)).unwrap_or(false)
+        }
+    };
+    reply::integer(ctx, i64::from(held));
+    Ok(())
+}
+
+/// The key that a deciding command is about, open.
+struct Target<'a> {
+    key: Option<Key<'a>>,
+    name: ServerStr<'a>,
+    db: u16,
+}
+
+impl<'a> Target<'a> {
+    /// Opens the key in argument 1, on a primary that may grant.
+    fn open_for(ctx: &'a Ctx<'_>, args: Args<'a>) -> Result<Self, WireError> {
+        if !ctx.flags().is_primary() {
+            return Err(WireError::READ_ONLY);
+        }
+        turn::become_primary(ctx);
+        let name = args.string(1).ok_or(NO_KEY)?;
+        let db = u16::try_from(ctx.selected_db())
+            .map_err(|_| WireError::fixed(ErrorCode::Err, "locks are possible in databases 0 to 65535 only"))?;
+        let key = Key::open(ctx, name, Mode::Write);
+        if key.state() == KeyState::OtherType {
+            return Err(WireError::WRONG_TYPE);
+        }
+        Ok(Self { key: Some(key), name, db })
+    }
+
+    /// Runs a verb on the key and performs what it decided.
+    fn decide<T>(
+        &mut self,
+        ctx: &Ctx<'_>,
+        verb: impl FnOnce(&mut Table, Place<'_>) -> Decision<T>,
+    ) -> Result<T, WireError> {
+        let key = self.key.take().ok_or(BUSY)?;
+        let lock = match key.state() {
+            KeyState::Lock(handle) => Some(state::lock_of(handle)),
+            KeyState::Empty | KeyState::OtherType => None,
+        };
+        let place = Place { db: self.db, key: self.name.bytes(), lock };
+        let decision = with_table(|table| verb(table, place)).ok_or(BUSY)?;
+        Ok(perform(ctx, key, self.name, decision))
+    }
+}
+
+fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> {
+    C::parse(args.iter_from(1), &config::limits())
+}
+
+/// The server publishes on the channel in the user's name, so the user must have the permission.
+fn may_speak_on(ctx: &Ctx<'_>, args: Args<'_>, request: &Acquire<'_>) -> Result<(), WireError> {
+    let Some(channel) = request.channel else { return Ok(()) };
+    let string = (2..args.len()).find_map(|index| {
+        args.string(index).filter(|string| std::ptr::eq(string.bytes(), channel))
+    });
+    match string {
+        Some(string) if CurrentUser::of(ctx).may_access_channel(string) => Ok(()),
+        _ => Err(WireError::fixed(ErrorCode::NoPerm, "this user may not use the channel given to CHANNEL")),
+    }
+}
+
+fn number(token: Token) -> i64 {
+    i64::try_from(token.get()).unwrap_or(i64::MAX)
+}
+
+/// `flock_core::wire::spec::ACL_CATEGORY`, as C text.
+const ACL_CATEGORY: &CStr = c"flock";
+const NO_KEY: WireError = WireError::fixed(ErrorCode::Err, "no key given");
+const BUSY: WireError = WireError::fixed(ErrorCode::TryAgain, "the module is in the middle of another command");
+const CANNOT_BLOCK: WireError =
+    WireError::fixed(ErrorCode::Err, "BLOCK is not possible on this connection: it has subscriptions; use QUEUE, or another one");

@@ -1,0 +1,154 @@
+//! Locks as values of the keyspace: saved, loaded, rewritten, digested, unlinked.
+
+use crate::ffi;
+use crate::ffi::ctx::{Ctx, LogLevel, log_without_ctx};
+use crate::ffi::data_type::{AuxPlace, Handle};
+use crate::ffi::rdb_io::{Digest, RdbReader, RdbWriter};
+use crate::ffi::replicate::AofWriter;
+use crate::ffi::string::ServerStr;
+use crate::perform::APPLY;
+use crate::state::{self, handle_of, lock_of, with_table};
+use flock_core::lock::{Change, Start};
+use flock_core::refusal::LossReason;
+use flock_core::snapshot::{self, CounterImage};
+use flock_core::{Name, Time, wire};
+
+/// The version that values and counters carry in snapshots.
+const ENCODING_VERSION: i32 = 1;
+/// No stored lock is bigger: 256 MiB are about a million shared holders.
+const VALUE_BYTES_MAX: usize = 256 << 20;
+const COUNTER_BYTES_MAX: usize = 1024;
+
+/// Registers the type. The counter is saved before the keys, so that it is there whatever comes after.
+pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
+    ffi::data_type::register(ctx, ENCODING_VERSION, &[AuxPlace::BeforeKeys])
+}
+
+/// A value from a snapshot, or from a user's RESTORE: then nothing in it may be believed.
+pub(crate) fn load(reader: &mut RdbReader<'_>, encoding_version: i32) -> Option<Handle> {
+    match try_load(reader, encoding_version) {
+        Ok(handle) => Some(handle),
+        Err(reason) => {
+            log_without_ctx(LogLevel::Warning, &format!("a stored lock is refused: {reason}"));
+            None
+        }
+    }
+}
+
+fn try_load(reader: &mut RdbReader<'_>, encoding_version: i32) -> Result<Handle, String> {
+    if encoding_version > ENCODING_VERSION {
+        return Err(format!("version {encoding_version} is newer than this module's {ENCODING_VERSION}"));
+    }
+    let bytes = reader.load_bytes(VALUE_BYTES_MAX).ok_or("it is cut short or too long")?;
+    let image = snapshot::decode(&bytes, state::boot()).map_err(|corrupt| corrupt.reason().to_owned())?;
+    let db = reader.db().and_then(|db| u16::try_from(db).ok()).ok_or("it is in a database above 65535")?;
+    let name = Name::new(db, reader.key_name().map(ServerStr::bytes).unwrap_or_default());
+    let flags = reader.server_flags();
+    let loading = flags.is_loading();
+    let start = if loading { Start::AfterLoading } else { Start::Now(state::now()) };
+    with_table(|table| {
+        if !loading && flags.is_primary() {
+            table
+                .credible(&image, state::wall_clock())
+                .map_err(|highest| format!("its token or mark is above {}, more than a day ahead", highest.max))?;
+        }
+        table.load(name, &image, start).map(handle_of).ok_or_else(|| "too many locks".to_owned())
+    })
+    .unwrap_or_else(|| Err("the module is busy".to_owned()))
+}
+
+/// Writes a value to a snapshot. `false` fails the snapshot: better none than one without a lock.
+pub(crate) fn save(writer: &mut RdbWriter<'_>, handle: Handle) -> bool {
+    let mut bytes = Vec::new();
+    let known = with_table(|table| {
+        let lock = table.lock(lock_of(handle))?;
+        snapshot::encode(lock, table.counter().mark(), state::boot(), &mut bytes);
+        Some(())
+    });
+    writer.save_bytes(&bytes);
+    known.flatten().is_some()
+}
+
+/// Writes the commands that recreate a value: into a rewritten append-only file, or to the target of a slot migration.
+pub(crate) fn aof_rewrite(writer: &mut AofWriter<'_>, key: ServerStr<'_>, handle: Handle) -> bool {
+    let mut bytes = Vec::new();
+    let known = with_table(|table| {
+        let lock = table.lock(lock_of(handle))?;
+        for hold in lock.holds() {
+            bytes.clear();
+            wire::change::encode(&Change::Grant(hold.to_grant()), state::boot(), &mut bytes);
+            writer.emit(APPLY, None, &[&bytes, key.bytes()]);
+        }
+        Some(())
+    });
+    known.flatten().is_some()
+}
+
+/// Bytes that a value takes.
+pub(crate) fn mem_usage(handle: Handle) -> usize {
+    with_table(|table| table.memory_of(lock_of(handle))).unwrap_or_default()
+}
+
+/// Everything that two equal locks have in common: all but the running time.
+pub(crate) fn digest(digest: &mut Digest<'_>, handle: Handle) {
+    with_table(|table| {
+        let Some(lock) = table.lock(lock_of(handle)) else { return };
+        for hold in lock.holds() {
+            let mut grant = hold.to_grant();
+            grant.deadline = None;
+            let mut bytes = Vec::new();
+            wire::change::encode(&Change::Grant(grant), 0, &mut bytes);
+            digest.add_bytes(&bytes);
+            digest.end_sequence();
+        }
+    });
+}
+
+/// How much work freeing a value is: its data is in the table, so none.
+pub(crate) fn free_effort(_handle: Handle) -> usize {
+    1
+}
+
+/// The key is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free.
+pub(crate) fn unlinked(_name: ServerStr<'_>, _db: i32, handle: Handle) {
+    let speak = ffi::ctx::detached(0).is_some_and(|ctx| ctx.flags().is_primary());
+    let pending = with_table(|table| {
+        table.removed(lock_of(handle), LossReason::Removed, speak);
+        table.next_deadline() == Some(Time::ZERO)
+    });
+    if pending == Some(true) {
+        ffi::timer_fd::arm(0);
+    }
+}
+
+/// Writes the counter and its mark to a snapshot.
+pub(crate) fn aux_save(writer: &mut RdbWriter<'_>, _place: AuxPlace) {
+    let mut bytes = Vec::new();
+    with_table(|table| {
+        let counter = CounterImage { value: table.counter().value(), mark: table.counter().mark() };
+        snapshot::encode_counter(counter, &mut bytes);
+    });
+    if !bytes.is_empty() {
+        writer.save_bytes(&bytes);
+    }
+}
+
+/// Reads the counter of a snapshot. It only ever raises.
+pub(crate) fn aux_load(reader: &mut RdbReader<'_>, encoding_version: i32, _place: AuxPlace) -> bool {
+    if encoding_version > ENCODING_VERSION {
+        log_without_ctx(LogLevel::Warning, "the snapshot's token counter is from a newer version of this module");
+        return false;
+    }
+    let Some(bytes) = reader.load_bytes(COUNTER_BYTES_MAX) else { return false };
+    match snapshot::decode_counter(&bytes) {
+        Ok(counter) => with_table(|table| {
+            table.saw_counter(counter.value);
+            table.saw_mark(counter.mark);
+        })
+        .is_some(),
+        Err(corrupt) => {
+            log_without_ctx(LogLevel::Warning, &format!("the snapshot's token counter is refused: {}", corrupt.reason()));
+            false
+        }
+    }
+}

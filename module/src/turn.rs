@@ -1,0 +1,174 @@
+//! One turn of the event loop: what is due without a request is performed here, and only here.
+//!
+//! The server calls it in BeforeSleep: an execution unit of its own, outside any command, in which replicating is sound as long as
+//! this node is a primary and replica traffic is not to be avoided (a pause, a failover). Otherwise everything waits.
+
+use crate::ffi::ctx::{self, Ctx, LogLevel};
+use crate::ffi::key::{Key, KeyState, Mode};
+use crate::ffi::main_thread::MainThread;
+use crate::ffi::string::ServerString;
+use crate::ffi::timer_fd;
+use crate::perform::{self, Listeners, perform, perform_keyless};
+use crate::state::{self, with_table};
+use crate::config;
+use flock_core::refusal::EndReason;
+use flock_core::table::Due;
+use flock_core::token::ClockFault;
+use flock_core::{LockId, Name, Place, Time};
+
+/// How long one turn may work before clients are served again. A burst of leases that end together takes several turns.
+const TURN_US: u64 = 2_000;
+/// The clock is read once per so many things done.
+const CLOCK_EVERY: u32 = 16;
+/// When replica traffic is to be avoided, look again after this.
+const RETRY_US: u64 = 10_000;
+
+/// What has to be done at the next opportunity.
+#[derive(Default)]
+struct Agenda {
+    /// A rewrite child was born: announce a mark, so that the file it writes is followed by one.
+    mark: bool,
+    /// The lateness of what was performed last, and at worst.
+    lateness_us: u64,
+    lateness_max_us: u64,
+}
+
+static AGENDA: MainThread<Agenda> = MainThread::new();
+
+/// An empty agenda. Once, while loading the module.
+pub(crate) fn install() {
+    AGENDA.install(Agenda::default());
+}
+
+/// A fresh mark must be announced.
+pub(crate) fn announce_mark_soon() {
+    AGENDA.with(|agenda| agenda.mark = true);
+    timer_fd::arm(0);
+}
+
+/// How late due things were performed: the last one, and the worst, in microseconds.
+pub(crate) fn lateness_us() -> (u64, u64) {
+    AGENDA.with(|agenda| (agenda.lateness_us, agenda.lateness_max_us)).unwrap_or_default()
+}
+
+/// Performs what is due.
+pub(crate) fn run(ctx: &Ctx<'_>) {
+    let next = with_table(|table| table.next_deadline()).flatten();
+    let is_new = with_table(|table| !table.counter().is_seeded()).unwrap_or(false);
+    let mark = AGENDA.with(|agenda| agenda.mark).unwrap_or(false);
+    let fired = timer_fd::take_fired();
+    let urgent = is_new || mark || fired || next == Some(Time::ZERO);
+    if !urgent {
+        arm(next);
+        return;
+    }
+    let flags = ctx.flags();
+    if flags.is_loading() || !flags.is_primary() {
+        return;
+    }
+    if ctx.avoid_replica_traffic() {
+        timer_fd::arm(state::now().as_us() + RETRY_US);
+        return;
+    }
+    become_primary(ctx);
+    if mark {
+        AGENDA.with(|agenda| agenda.mark = false);
+        if let Some(mark) = with_table(|table| table.announce_mark()) {
+            perform::announce_mark(ctx, mark);
+        }
+    }
+    perform_due(ctx);
+    arm(with_table(|table| table.next_deadline()).flatten());
+}
+
+/// Starts an incarnation, if this node has not yet: seeds the counter and announces its mark. Also called by a command that comes
+/// before the first turn.
+pub(crate) fn become_primary(ctx: &Ctx<'_>) {
+    if with_table(|table| table.counter().is_seeded()).unwrap_or(true) {
+        return;
+    }
+    let wall = state::wall_clock();
+    match wall.fault() {
+        Some(ClockFault::BeforeBuild) => {
+            ctx.log(LogLevel::Warning, "the wall clock is before this build's date: fencing tokens start from that date");
+        }
+        Some(ClockFault::TooLate) => {
+            ctx.log(LogLevel::Warning, "the wall clock is after 2056: ignored for fencing tokens");
+        }
+        None => {}
+    }
+    let grace = config::promotion_grace();
+    let Some(mark) = with_table(|table| table.promoted(state::now(), wall, grace)) else { return };
+    perform::announce_mark(ctx, mark);
+}
+
+fn perform_due(ctx: &Ctx<'_>) {
+    let start = state::now();
+    let mut now = start;
+    for done in 1u32.. {
+        let overdue = with_table(|table| table.next_deadline()).flatten();
+        match with_table(|table| table.advance(now)) {
+            None | Some(Due::Nothing) => return,
+            Some(Due::Done(decision)) => perform_keyless_in_db(ctx, decision),
+            Some(Due::Look(name, lock)) => look(&name, lock, now),
+        }
+        note_lateness(overdue, now);
+        if done.is_multiple_of(CLOCK_EVERY) {
+            now = state::now();
+            if now.us_since(start) > TURN_US {
+                timer_fd::arm(0); // clients first, then the rest
+                return;
+            }
+        }
+    }
+}
+
+fn note_lateness(deadline: Option<Time>, now: Time) {
+    if let Some(deadline) = deadline.filter(|deadline| *deadline != Time::ZERO) {
+        AGENDA.with(|agenda| {
+            agenda.lateness_us = now.us_since(deadline);
+            agenda.lateness_max_us = agenda.lateness_max_us.max(agenda.lateness_us);
+        });
+    }
+}
+
+/// A session's cut lease must be replicated under its key; everything else in such a decision is keyless.
+fn perform_keyless_in_db(ctx: &Ctx<'_>, decision: flock_core::Decision<()>) {
+    let name = decision.lock.and_then(|lock| with_table(|table| table.name(lock).cloned()).flatten());
+    let Some(name) = name else { return perform_keyless(ctx, decision) };
+    let Some(ctx) = ctx::detached(i32::from(name.db())) else { return };
+    let key_name = ServerString::new(name.key());
+    let key = Key::open(&ctx, key_name.as_str(), Mode::Read);
+    perform(&ctx, key, key_name.as_str(), decision);
+}
+
+/// Looks at one key: ends what is over there and serves who is next.
+fn look(name: &Name, expected: Option<LockId>, now: Time) {
+    let Some(ctx) = ctx::detached(i32::from(name.db())) else { return };
+    let key_name = ServerString::new(name.key());
+    let key = Key::open(&ctx, key_name.as_str(), Mode::Write);
+    let lock = match key.state() {
+        KeyState::Empty => None,
+        KeyState::Lock(handle) => Some(state::lock_of(handle)),
+        KeyState::OtherType => {
+            drop(key);
+            let place = Place { db: name.db(), key: name.key(), lock: None };
+            let decision = with_table(|table| table.dismiss(place, EndReason::WrongType));
+            if let Some(decision) = decision {
+                perform_keyless(&ctx, decision);
+            }
+            return;
+        }
+    };
+    let place = Place { db: name.db(), key: name.key(), lock };
+    let decision = with_table(|table| table.look(now, place, expected, &mut Listeners(&ctx)));
+    if let Some(decision) = decision {
+        perform(&ctx, key, key_name.as_str(), decision);
+    }
+}
+
+fn arm(next: Option<Time>) {
+    if let Some(next) = next {
+        timer_fd::arm(next.as_us());
+    }
+}
