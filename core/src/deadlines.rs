@@ -4,15 +4,19 @@
 //! one belongs at the end (one comparison); renewed often, which costs nothing here (a later deadline is noted when the old one
 //! comes up); and given back before they end, which removes the entry, so that memory follows what is held.
 //!
-//! An entry is 8 bytes: a number, and a time in steps of 1.024 ms *modulo 2^32* (50 days). Entries of one heap lie within 25 days of
-//! each other, since no lease or wait is longer than that ([`DURATION_MAX`]); so their order is defined, and the earliest, whose
-//! full time is kept, gives all others theirs. However long nobody looks (a suspended machine), nothing is mistaken for the future.
+//! An entry is 8 bytes: a number, and a time in steps of 1.024 ms *modulo 2^32* (50 days). Entries of one heap must lie within 25
+//! days of each other: then their order is defined, and the earliest, whose full time is kept, gives all others theirs. They do,
+//! since no lease or wait is longer than [`DURATION_MAX`], and since what has been overdue for days (nobody may end anything in a
+//! pause or on a replica) is brought forward by [`Deadlines::rebuild`].
 
 use crate::paged::Pages;
 use crate::time::{Millis, Time};
 
-/// The longest duration a deadline may lie ahead: 20 days.
-pub const DURATION_MAX: Millis = Millis(20 * 24 * 3600 * 1000);
+/// The longest duration a deadline may lie ahead: 10 days.
+pub const DURATION_MAX: Millis = Millis(10 * 24 * 3600 * 1000);
+
+/// After the first deadline has been overdue for so long, the heap is rebuilt: 2 days.
+const OVERDUE_MAX_US: u64 = 2 * 24 * 3600 * 1_000_000;
 
 /// log2 of a step in microseconds.
 const STEP_SHIFT: u32 = 10;
@@ -112,6 +116,20 @@ impl Deadlines {
         Some((Time::from_us(self.first_step << STEP_SHIFT), first.number))
     }
 
+    /// Whether the first deadline has been overdue for days: time to [`Deadlines::rebuild`].
+    #[must_use]
+    pub fn is_long_overdue(&self, now: Time) -> bool {
+        self.first().is_some_and(|(at, _)| now.us_since(at) > OVERDUE_MAX_US)
+    }
+
+    /// Takes all deadlines anew; those in the past count as `now`.
+    pub fn rebuild(&mut self, now: Time, deadlines: impl Iterator<Item = (u32, Time)>) {
+        *self = Self::default();
+        for (number, at) in deadlines {
+            self.set(number, at.max(now));
+        }
+    }
+
     /// Bytes allocated.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
@@ -119,10 +137,14 @@ impl Deadlines {
     }
 
     fn sift_up(&mut self, mut place: usize) {
-        let Some(entry) = self.heap.get(place).copied() else { return };
+        let Some(entry) = self.heap.get(place).copied() else {
+            return;
+        };
         while place > 0 {
             let parent = (place - 1) / ARITY;
-            let Some(above) = self.heap.get(parent).copied() else { break };
+            let Some(above) = self.heap.get(parent).copied() else {
+                break;
+            };
             if !entry.is_before(above) {
                 break;
             }
@@ -136,12 +158,16 @@ impl Deadlines {
     }
 
     fn sift_down(&mut self, mut place: usize) {
-        let Some(entry) = self.heap.get(place).copied() else { return };
+        let Some(entry) = self.heap.get(place).copied() else {
+            return;
+        };
         loop {
             let first_child = place * ARITY + 1;
             let mut least: Option<(usize, Entry)> = None;
             for child in first_child..first_child + ARITY {
-                let Some(candidate) = self.heap.get(child).copied() else { break };
+                let Some(candidate) = self.heap.get(child).copied() else {
+                    break;
+                };
                 if least.is_none_or(|(_, current)| candidate.is_before(current)) {
                     least = Some((child, candidate));
                 }
@@ -253,7 +279,9 @@ mod tests {
                     }
                 }
                 // What is long overdue goes, as in the table: entries lie within the longest duration of each other.
-                while let Some((step, number)) = expected.first().copied().filter(|(step, _)| (step << STEP_SHIFT) + DAY_US < now) {
+                while let Some((step, number)) =
+                    expected.first().copied().filter(|(step, _)| (step << STEP_SHIFT) + DAY_US < now)
+                {
                     deadlines.remove(number);
                     expected.remove(&(step, number));
                 }
@@ -284,6 +312,21 @@ mod tests {
         let (at, number) = deadlines.first().unwrap();
         assert_eq!(number, 1);
         assert!(at < Time::from_us(365 * DAY_US));
+    }
+
+    #[test]
+    fn what_was_overdue_for_days_is_brought_forward() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(1, Time::from_us(DAY_US));
+        let now = Time::from_us(40 * DAY_US);
+        assert!(deadlines.is_long_overdue(now));
+        // Without this, the entry of day 1 would look later than one of day 45.
+        deadlines.rebuild(now, [(1, Time::from_us(DAY_US))].into_iter());
+        assert!(!deadlines.is_long_overdue(now));
+        deadlines.set(2, Time::from_us(45 * DAY_US));
+        assert_eq!(deadlines.first().map(|(_, number)| number), Some(1));
+        deadlines.remove(1);
+        assert_eq!(deadlines.first().map(|(_, number)| number), Some(2));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! Changes name holds by token, carry durations, and are idempotent: a grant applied twice is one hold.
 
 use crate::bytes::Bytes;
+use crate::deadlines::DURATION_MAX;
 use crate::time::{Millis, Time};
 use crate::token::Token;
 use alloc::boxed::Box;
@@ -230,7 +231,7 @@ pub enum Start {
 impl Start {
     fn deadline(self, duration: Millis) -> Time {
         match self {
-            Self::Now(now) => now.after(duration),
+            Self::Now(now) => now.after(duration.min(DURATION_MAX)),
             Self::AfterLoading => Time::NEVER,
         }
     }
@@ -370,7 +371,9 @@ impl Lock {
     pub fn first_over(&self, now: Time) -> Option<Token> {
         match &self.0 {
             Holders::One(hold) if hold.is_over(now) => Some(hold.token),
-            Holders::Many(many) => many.by_deadline.first().filter(|(deadline, _)| *deadline <= now).map(|(_, token)| *token),
+            Holders::Many(many) => {
+                many.by_deadline.first().filter(|(deadline, _)| *deadline <= now).map(|(_, token)| *token)
+            }
             _ => None,
         }
     }
@@ -413,11 +416,18 @@ impl Lock {
         let waiting: alloc::vec::Vec<Token> =
             self.holds().filter(|hold| hold.granted == Time::NEVER).map(|hold| hold.token).collect();
         for token in waiting {
+            self.edit(token, |hold| hold.granted = now);
+        }
+        // An exact deadline of this boot stays, one that has not started yet starts.
+        self.cap(now);
+    }
+
+    /// Shortens every hold that would last longer than one granted now.
+    pub(crate) fn cap(&mut self, now: Time) {
+        let tokens: alloc::vec::Vec<Token> = self.holds().map(|hold| hold.token).collect();
+        for token in tokens {
             self.edit(token, |hold| {
-                hold.granted = now;
-                if hold.deadline == Time::NEVER {
-                    hold.deadline = now.after(hold.claim().unwrap_or(hold.lease));
-                }
+                hold.deadline = hold.deadline.min(Start::Now(now).deadline(hold.claim().unwrap_or(hold.lease)));
             });
         }
     }

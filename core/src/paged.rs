@@ -162,7 +162,9 @@ impl<T> Slab<T> {
         if let Slot::Vacant(_) = slot {
             return None;
         }
-        let Slot::Used(value) = core::mem::replace(slot, Slot::Vacant(self.vacant)) else { return None };
+        let Slot::Used(value) = core::mem::replace(slot, Slot::Vacant(self.vacant)) else {
+            return None;
+        };
         self.vacant = number;
         self.len -= 1;
         if self.len == 0 && self.slots.len() > PAGE {

@@ -74,11 +74,7 @@ pub fn encode(lock: &Lock, mark: u64, boot: u64, out: &mut Vec<u8>) {
 pub fn decode(bytes: &[u8], boot: u64) -> Result<Image, Corrupt> {
     let mut input = Input::new(bytes)?;
     let mark = input.number(Token::MAX)?;
-    let stored_on = input
-        .take(8)?
-        .try_into()
-        .map(u64::from_le_bytes)
-        .map_err(|_| Corrupt::new("cut short"))?;
+    let stored_on = input.take(8)?.try_into().map(u64::from_le_bytes).map_err(|_| Corrupt::new("cut short"))?;
     let count = input.len(input.rest.len() / HOLD_BYTES_MIN)?;
     let mut grants: Vec<Grant> = Vec::with_capacity(count);
     for _ in 0..count {
@@ -112,10 +108,7 @@ pub fn encode_counter(counter: CounterImage, out: &mut Vec<u8>) {
 /// Reads a stored counter.
 pub fn decode_counter(bytes: &[u8]) -> Result<CounterImage, Corrupt> {
     let mut input = Input::new(bytes)?;
-    let counter = CounterImage {
-        value: input.number(Token::MAX)?,
-        mark: input.number(Token::MAX)?,
-    };
+    let counter = CounterImage { value: input.number(Token::MAX)?, mark: input.number(Token::MAX)? };
     input.end()?;
     Ok(counter)
 }
@@ -126,12 +119,8 @@ fn encode_hold(hold: &Hold, boot: u64, out: &mut Vec<u8>) {
     let claim = terms.and_then(|terms| terms.claim);
     let session = terms.and_then(|terms| terms.session);
     let converted_from = terms.and_then(|terms| terms.converted_from);
-    let channel = terms
-        .map(|terms| terms.channel.as_slice())
-        .filter(|channel| !channel.is_empty());
-    let label = terms
-        .map(|terms| terms.label.as_slice())
-        .filter(|label| !label.is_empty());
+    let channel = terms.map(|terms| terms.channel.as_slice()).filter(|channel| !channel.is_empty());
+    let label = terms.map(|terms| terms.label.as_slice()).filter(|label| !label.is_empty());
     let ids = terms.map(|terms| &terms.ids).filter(|ids| !ids.is_empty());
     let flags = [
         (SHARED, hold.mode == Mode::Shared),
@@ -143,12 +132,7 @@ fn encode_hold(hold: &Hold, boot: u64, out: &mut Vec<u8>) {
         (LABEL, label.is_some()),
         (IDS, ids.is_some()),
     ];
-    out.push(
-        flags
-            .iter()
-            .filter(|(_, is_there)| *is_there)
-            .fold(0, |byte, (flag, _)| byte | flag),
-    );
+    out.push(flags.iter().filter(|(_, is_there)| *is_there).fold(0, |byte, (flag, _)| byte | flag));
     push_number(out, hold.token.get());
     push_number(out, hold.lease.as_ms().into());
     let numbers = [
@@ -176,11 +160,7 @@ fn decode_grant(input: &mut Input<'_>, stored_on: u64) -> Result<Grant, Corrupt>
     let has = |flag| flags & flag != 0;
     let token = input.token()?;
     let lease = input.millis()?;
-    let deadline = if has(DEADLINE) {
-        Some(Time::from_us(input.number(Time::NEVER.as_us() - 1)?))
-    } else {
-        None
-    };
+    let deadline = if has(DEADLINE) { Some(Time::from_us(input.number(Time::NEVER.as_us() - 1)?)) } else { None };
     if deadline.is_some() && stored_on == 0 {
         return Err(Corrupt::new("a deadline of an unknown boot"));
     }
@@ -206,14 +186,7 @@ fn decode_grant(input: &mut Input<'_>, stored_on: u64) -> Result<Grant, Corrupt>
     }
     let mode = if has(SHARED) { Mode::Shared } else { Mode::Exclusive };
     let plain = flags & !(SHARED | DEADLINE) == 0;
-    Ok(Grant {
-        owner,
-        mode,
-        token,
-        lease,
-        deadline,
-        terms: (!plain).then(|| Box::new(terms)),
-    })
+    Ok(Grant { owner, mode, token, lease, deadline, terms: (!plain).then(|| Box::new(terms)) })
 }
 
 fn push_number(out: &mut Vec<u8>, number: u64) {
@@ -275,11 +248,7 @@ impl<'a> Input<'a> {
                 if byte == 0 && shift != 0 {
                     return Err(Corrupt::new("a number has superfluous bytes"));
                 }
-                return if number <= max {
-                    Ok(number)
-                } else {
-                    Err(Corrupt::new("a number is out of range"))
-                };
+                return if number <= max { Ok(number) } else { Err(Corrupt::new("a number is out of range")) };
             }
         }
         Err(Corrupt::new("a number is too long"))
@@ -297,10 +266,7 @@ impl<'a> Input<'a> {
     /// A length or a count of at most `max`.
     fn len(&mut self, max: usize) -> Result<usize, Corrupt> {
         let len = self.number(u64::MAX)?;
-        usize::try_from(len)
-            .ok()
-            .filter(|len| *len <= max)
-            .ok_or(Corrupt::new("a length is out of range"))
+        usize::try_from(len).ok().filter(|len| *len <= max).ok_or(Corrupt::new("a length is out of range"))
     }
 
     /// A text of 1 to `max` bytes.
@@ -321,19 +287,11 @@ impl<'a> Input<'a> {
             }
             ids.insert(id);
         }
-        if ids.is_empty() {
-            Err(Corrupt::new("ids without an id"))
-        } else {
-            Ok(ids)
-        }
+        if ids.is_empty() { Err(Corrupt::new("ids without an id")) } else { Ok(ids) }
     }
 
     fn end(&self) -> Result<(), Corrupt> {
-        if self.rest.is_empty() {
-            Ok(())
-        } else {
-            Err(Corrupt::new("bytes after the end"))
-        }
+        if self.rest.is_empty() { Ok(()) } else { Err(Corrupt::new("bytes after the end")) }
     }
 }
 
@@ -399,14 +357,7 @@ mod tests {
         let mut out = Vec::new();
         encode(&lock(grants), MARK, BOOT, &mut out);
         assert_eq!(out, golden, "what is written");
-        assert_eq!(
-            decode(&golden, BOOT),
-            Ok(Image {
-                mark: MARK,
-                grants: grants.to_vec()
-            }),
-            "what is read"
-        );
+        assert_eq!(decode(&golden, BOOT), Ok(Image { mark: MARK, grants: grants.to_vec() }), "what is read");
     }
 
     #[test]
@@ -446,31 +397,16 @@ mod tests {
 
     #[test]
     fn what_no_lock_can_be_is_refused() {
-        is_refused(
-            b"\x02\x00\x01\x05\x01a\x01\x02\x05\x01b",
-            "an exclusive hold beside another",
-        );
+        is_refused(b"\x02\x00\x01\x05\x01a\x01\x02\x05\x01b", "an exclusive hold beside another");
         is_refused(b"\x02\x01\x01\x05\x01a\x01\x02\x05\x01a", "an owner holds twice");
-        is_refused(
-            b"\x02\x01\x02\x05\x01a\x01\x02\x05\x01b",
-            "tokens are doubled or out of order",
-        );
-        is_refused(
-            b"\x02\x01\x02\x05\x01a\x01\x01\x05\x01b",
-            "tokens are doubled or out of order",
-        );
+        is_refused(b"\x02\x01\x02\x05\x01a\x01\x02\x05\x01b", "tokens are doubled or out of order");
+        is_refused(b"\x02\x01\x02\x05\x01a\x01\x01\x05\x01b", "tokens are doubled or out of order");
         is_refused(b"\x01\x00\x00\x05\x01a", "a token is zero");
         is_refused(b"\x01\x00\x01\x05\x00a", "a text is empty");
         is_refused(b"\x01\x20\x01\x05\x01a\x00", "a text is empty");
         is_refused(b"\x01\x80\x01\x05\x01a\x00", "ids without an id");
-        is_refused(
-            b"\x01\x80\x01\x05\x01a\x02\x01b\x01a",
-            "ids are doubled or out of order",
-        );
-        is_refused(
-            b"\x01\x80\x01\x05\x01a\x02\x01a\x01a",
-            "ids are doubled or out of order",
-        );
+        is_refused(b"\x01\x80\x01\x05\x01a\x02\x01b\x01a", "ids are doubled or out of order");
+        is_refused(b"\x01\x80\x01\x05\x01a\x02\x01a\x01a", "ids are doubled or out of order");
         is_refused(b"\x01\x00\x01\x05\x01a\x00", "bytes after the end");
         is_refused(b"\x01\x00\x01\x05\x81\x20", "a length is out of range");
     }
@@ -482,15 +418,9 @@ mod tests {
         is_refused(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a number is too long");
         is_refused(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a number is too long");
         is_refused(b"\x80\x00", "a number has superfluous bytes");
-        is_refused(
-            b"\x01\x00\x80\x80\x80\x80\x80\x80\x80\x10\x05\x01a",
-            "a number is out of range",
-        );
+        is_refused(b"\x01\x00\x80\x80\x80\x80\x80\x80\x80\x10\x05\x01a", "a number is out of range");
         is_refused(b"\x01\x00\x01\x80\x80\x80\x80\x10\x01a", "a number is out of range");
         let unknown_boot = [vec![1, 0], vec![0; 8], b"\x01\x02\x01\x05\x05\x01a".to_vec()].concat();
-        assert_eq!(
-            decode(&unknown_boot, BOOT).unwrap_err().reason(),
-            "a deadline of an unknown boot"
-        );
+        assert_eq!(decode(&unknown_boot, BOOT).unwrap_err().reason(), "a deadline of an unknown boot");
     }
 }

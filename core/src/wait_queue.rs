@@ -160,7 +160,9 @@ impl Queues {
 
     /// The queue that waits under a name now waits for this lock.
     pub fn attach(&mut self, queue: QueueId, lock: LockId) {
-        let Some(entry) = self.queues.get_mut(queue.0) else { return };
+        let Some(entry) = self.queues.get_mut(queue.0) else {
+            return;
+        };
         debug_assert!(entry.lock.is_none());
         entry.lock = Some(lock);
         self.unheld.remove(&entry.name);
@@ -283,7 +285,9 @@ impl Queues {
     #[must_use]
     pub fn position(&self, waiter: WaiterId) -> usize {
         let Some(node) = self.nodes.get(waiter.0) else { return 0 };
-        let Some(queue) = self.queues.get(node.queue) else { return 0 };
+        let Some(queue) = self.queues.get(node.queue) else {
+            return 0;
+        };
         if queue.tail == waiter.0 {
             return queue.len;
         }
@@ -297,6 +301,14 @@ impl Queues {
     #[must_use]
     pub fn first_deadline(&self) -> Option<(Time, WaiterId)> {
         self.deadlines.first().map(|(at, number)| (at, WaiterId(number)))
+    }
+
+    /// Keeps the deadlines in order after a pause of days.
+    pub(crate) fn mind_overdue(&mut self, now: Time) {
+        if self.deadlines.is_long_overdue(now) {
+            let waits = self.nodes.iter().map(|(number, node)| (number, node.waiter.deadline));
+            self.deadlines.rebuild(now, waits.filter(|(_, deadline)| *deadline != Time::NEVER));
+        }
     }
 
     /// The waiter's deadline turned out to be later than noted.

@@ -5,7 +5,7 @@ use crate::ffi::ctx::{Ctx, LogLevel};
 use crate::ffi::key::{Key, KeyState, Mode};
 use crate::ffi::reply;
 use crate::ffi::string::ServerStr;
-use crate::perform::{APPLY, perform};
+use crate::perform::{APPLY, Shell};
 use crate::state::{self, with_table};
 use flock_core::lock::{Change, Start};
 use flock_core::wire;
@@ -45,7 +45,7 @@ fn apply_to_key(ctx: &Ctx<'_>, name: ServerStr<'_>, change: &Change, start: Star
     };
     let place = Place { db, key: name.bytes(), lock };
     if let Some(decision) = with_table(|table| table.apply(place, change, start)) {
-        perform(ctx, key, name, decision);
+        Shell::in_turn(ctx).perform(key, name, decision);
     }
     Ok(())
 }

@@ -12,8 +12,9 @@
 use crate::ffi::blocking::{BlockedClient, block};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::main_thread::MainThread;
-use crate::ffi::{reply, timer_fd};
+use crate::ffi::reply;
 use crate::state::with_table;
+use crate::turn;
 use flock_core::LockId;
 use flock_core::effect::WaitOutcome;
 use flock_core::wait_queue::WaiterId;
@@ -52,7 +53,9 @@ pub(crate) fn wait(ctx: &Ctx<'_>, waiter: WaiterId) -> bool {
     WAITING
         .with(|waiting| {
             let number = waiting.next;
-            let Some(blocked) = block(ctx, number) else { return false };
+            let Some(blocked) = block(ctx, number) else {
+                return false;
+            };
             waiting.next = number.checked_add(1).unwrap_or(NonZeroU64::MIN);
             let client = Client { blocked: Some(blocked), waiter, outcome: None, answered: false };
             waiting.clients.insert(number, client);
@@ -109,7 +112,7 @@ pub(crate) fn on_free(number: NonZeroU64, _disconnected: bool) {
         return;
     };
     with_table(|table| table.undelivered(lock, token));
-    wake();
+    turn::wake();
 }
 
 /// The client stops waiting. Answers how its wait had ended before, if it had.
@@ -124,7 +127,7 @@ fn give_up(number: NonZeroU64, answered: bool) -> Option<WaitOutcome> {
     if let Some(blocked) = blocked {
         with_table(|table| table.left(waiter));
         blocked.unblock();
-        wake();
+        turn::wake();
     }
     outcome.map(|(outcome, _)| outcome)
 }
@@ -135,9 +138,4 @@ fn answer(ctx: &Ctx<'_>, outcome: WaitOutcome) {
         WaitOutcome::TimedOut => reply::nil(ctx),
         WaitOutcome::Ended(reason) => reply::error(ctx, WireError::from(reason).to_string().as_bytes()),
     }
-}
-
-/// These callbacks may come after this turn's BeforeSleep: make another turn.
-fn wake() {
-    timer_fd::arm(0);
 }

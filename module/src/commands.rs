@@ -3,11 +3,11 @@
 use crate::ffi;
 use crate::ffi::acl::CurrentUser;
 use crate::ffi::args::Args;
-use crate::ffi::ctx::Ctx;
+use crate::ffi::ctx::{ContextFlags, Ctx};
 use crate::ffi::key::{Key, KeyState, Mode};
 use crate::ffi::reply;
-use crate::ffi::string::ServerStr;
-use crate::perform::{Listeners, perform, perform_keyless};
+use crate::ffi::string::{ServerStr, ServerString};
+use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
 use crate::{apply, blocking, config, inspect, turn};
 use flock_core::request::{Acquire, Release, Renew, Revoke, Wait};
@@ -45,7 +45,9 @@ pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
 
 /// The way in for every command.
 pub(crate) fn dispatch(index: usize, ctx: &Ctx<'_>, args: Args<'_>) {
-    let Some((_, handler)) = HANDLERS.get(index) else { return };
+    let Some((_, handler)) = HANDLERS.get(index) else {
+        return;
+    };
     if let Err(error) = handler(ctx, args) {
         reply::error(ctx, error.to_string().as_bytes());
     }
@@ -54,26 +56,28 @@ pub(crate) fn dispatch(index: usize, ctx: &Ctx<'_>, args: Args<'_>) {
 fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let mut request = parse::<Acquire<'_>>(args)?;
     let mut target = Target::open_for(ctx, args)?;
-    may_speak_on(ctx, args, &request)?;
-    let flags = ctx.flags();
-    if request.session.is_some() && (flags.in_script() || !ctx.client_is_connected(flags)) {
-        return Err(WireError::fixed(ErrorCode::Err, "SESSION is not possible in a script: a script has no connection"));
+    let flags = target.flags;
+    may_speak_on(ctx, &target, &request)?;
+    if request.session.is_some() && (flags.in_script() || ctx.connection().is_none()) {
+        return Err(WireError::fixed(
+            ErrorCode::Err,
+            "SESSION is not possible in a script: a script has no connection",
+        ));
     }
     if let Wait::Block(_) = request.wait {
         if flags.denies_blocking() {
             request.wait = Wait::No; // in MULTI and in scripts: a plain try
-        } else if ctx.client_has_subscriptions() {
+        } else if ctx.connection().is_none_or(|connection| connection.has_subscriptions) {
             return Err(CANNOT_BLOCK);
         }
     }
     if let Some(floor) = request.floor {
         let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(BUSY)?;
-        perform_keyless(ctx, raised)?;
+        Shell::in_command(ctx, flags).perform_keyless(raised)?;
     }
     let caller = Caller { blocked: blocking::next_number(), client: NonZeroU64::new(ctx.client_id()) };
-    let answer = target.decide(ctx, |table, place| {
-        table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx))
-    })??;
+    let answer = target
+        .decide(ctx, |table, place| table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx)))??;
     match (answer, request.wait) {
         (Acquired::Granted(token), _) => reply::integer(ctx, number(token)),
         (Acquired::Busy, _) => reply::nil(ctx),
@@ -139,12 +143,15 @@ struct Target<'a> {
     key: Option<Key<'a>>,
     name: ServerStr<'a>,
     db: u16,
+    flags: ContextFlags,
 }
 
 impl<'a> Target<'a> {
     /// Opens the key in argument 1, on a primary that may grant.
     fn open_for(ctx: &'a Ctx<'_>, args: Args<'a>) -> Result<Self, WireError> {
-        if !ctx.flags().is_primary() {
+        let flags = ctx.flags();
+        // While loading only the append-only file's client gets here, and it applies: it never asks.
+        if !flags.is_primary() || flags.is_loading() {
             return Err(WireError::READ_ONLY);
         }
         turn::become_primary(ctx);
@@ -155,7 +162,7 @@ impl<'a> Target<'a> {
         if key.state() == KeyState::OtherType {
             return Err(WireError::WRONG_TYPE);
         }
-        Ok(Self { key: Some(key), name, db })
+        Ok(Self { key: Some(key), name, db, flags })
     }
 
     /// Runs a verb on the key and performs what it decided.
@@ -171,7 +178,7 @@ impl<'a> Target<'a> {
         };
         let place = Place { db: self.db, key: self.name.bytes(), lock };
         let decision = with_table(|table| verb(table, place)).ok_or(BUSY)?;
-        Ok(perform(ctx, key, self.name, decision))
+        Ok(Shell::in_command(ctx, self.flags).perform(key, self.name, decision))
     }
 }
 
@@ -179,15 +186,21 @@ fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> {
     C::parse(args.iter_from(1), &config::limits())
 }
 
-/// The server publishes on the channel in the user's name, so the user must have the permission.
-fn may_speak_on(ctx: &Ctx<'_>, args: Args<'_>, request: &Acquire<'_>) -> Result<(), WireError> {
+/// The server publishes on the channel in the user's name, so the user must have the permission. In cluster mode messages stay within
+/// the shard, so the channel must be in the key's slot.
+fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Result<(), WireError> {
     let Some(channel) = request.channel else { return Ok(()) };
-    let string = (2..args.len()).find_map(|index| {
-        args.string(index).filter(|string| std::ptr::eq(string.bytes(), channel))
-    });
-    match string {
-        Some(string) if CurrentUser::of(ctx).may_access_channel(string) => Ok(()),
-        _ => Err(WireError::fixed(ErrorCode::NoPerm, "this user may not use the channel given to CHANNEL")),
+    let channel = ServerString::new(channel);
+    if target.flags.is_cluster() && ctx.key_slot(channel.as_str()) != ctx.key_slot(target.name) {
+        return Err(WireError::fixed(
+            ErrorCode::CrossSlot,
+            "in cluster mode the channel given to CHANNEL must hash to the key's slot: use the key's hash tag",
+        ));
+    }
+    if CurrentUser::of(ctx).may_access_channel(channel.as_str()) {
+        Ok(())
+    } else {
+        Err(WireError::fixed(ErrorCode::NoPerm, "this user may not use the channel given to CHANNEL"))
     }
 }
 
@@ -199,5 +212,7 @@ fn number(token: Token) -> i64 {
 const ACL_CATEGORY: &CStr = c"flock";
 const NO_KEY: WireError = WireError::fixed(ErrorCode::Err, "no key given");
 const BUSY: WireError = WireError::fixed(ErrorCode::TryAgain, "the module is in the middle of another command");
-const CANNOT_BLOCK: WireError =
-    WireError::fixed(ErrorCode::Err, "BLOCK is not possible on this connection: it has subscriptions; use QUEUE, or another one");
+const CANNOT_BLOCK: WireError = WireError::fixed(
+    ErrorCode::Err,
+    "BLOCK is not possible on this connection: it has subscriptions; use QUEUE, or another one",
+);

@@ -21,17 +21,10 @@ static IDS_MAX: IntConfig = IntConfig::new(c"ids-max", 64, 1, wire::IDS_MAX as i
 static PROMOTION_GRACE_MS: IntConfig = IntConfig::new(c"promotion-grace-ms", 0, 0, DURATION_MAX_MS);
 static FLOOR_ENABLED: BoolConfig = BoolConfig::new(c"floor-enabled", true);
 /// Whether the end of a hold is published on the lock's own channel.
-pub(crate) static RELEASE_NOTIFICATIONS: BoolConfig = BoolConfig::new(c"release-notifications", true);
+pub(crate) static RELEASE_NOTIFICATIONS: BoolConfig = BoolConfig::new(c"release-notifications", false);
 
-static INTS: [&IntConfig; 7] = [
-    &LEASE_MAX_MS,
-    &WAIT_MAX_MS,
-    &WAITERS_MAX,
-    &OWNER_MAX_BYTES,
-    &LABEL_MAX_BYTES,
-    &IDS_MAX,
-    &PROMOTION_GRACE_MS,
-];
+static INTS: [&IntConfig; 7] =
+    [&LEASE_MAX_MS, &WAIT_MAX_MS, &WAITERS_MAX, &OWNER_MAX_BYTES, &LABEL_MAX_BYTES, &IDS_MAX, &PROMOTION_GRACE_MS];
 static BOOLS: [&BoolConfig; 2] = [&FLOOR_ENABLED, &RELEASE_NOTIFICATIONS];
 
 /// Registers every setting; `args` (name and value in turn) are the defaults of this start.
@@ -40,7 +33,9 @@ pub(crate) fn register(ctx: &Ctx<'_>, args: &[&[u8]]) -> Result<(), String> {
     for config in INTS {
         let default = match given.take(config.name.to_bytes()) {
             None => config.default,
-            Some(text) => text.parse().map_err(|_| format!("module argument {:?}: not a whole number: {text}", config.name))?,
+            Some(text) => {
+                text.parse().map_err(|_| format!("module argument {:?}: not a whole number: {text}", config.name))?
+            }
         };
         config.register(ctx, default)?;
     }

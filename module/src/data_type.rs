@@ -92,7 +92,9 @@ pub(crate) fn mem_usage(handle: Handle) -> usize {
 /// Everything that two equal locks have in common: all but the running time.
 pub(crate) fn digest(digest: &mut Digest<'_>, handle: Handle) {
     with_table(|table| {
-        let Some(lock) = table.lock(lock_of(handle)) else { return };
+        let Some(lock) = table.lock(lock_of(handle)) else {
+            return;
+        };
         for hold in lock.holds() {
             let mut grant = hold.to_grant();
             grant.deadline = None;
@@ -139,7 +141,9 @@ pub(crate) fn aux_load(reader: &mut RdbReader<'_>, encoding_version: i32, _place
         log_without_ctx(LogLevel::Warning, "the snapshot's token counter is from a newer version of this module");
         return false;
     }
-    let Some(bytes) = reader.load_bytes(COUNTER_BYTES_MAX) else { return false };
+    let Some(bytes) = reader.load_bytes(COUNTER_BYTES_MAX) else {
+        return false;
+    };
     match snapshot::decode_counter(&bytes) {
         Ok(counter) => with_table(|table| {
             table.saw_counter(counter.value);
@@ -147,7 +151,10 @@ pub(crate) fn aux_load(reader: &mut RdbReader<'_>, encoding_version: i32, _place
         })
         .is_some(),
         Err(corrupt) => {
-            log_without_ctx(LogLevel::Warning, &format!("the snapshot's token counter is refused: {}", corrupt.reason()));
+            log_without_ctx(
+                LogLevel::Warning,
+                &format!("the snapshot's token counter is refused: {}", corrupt.reason()),
+            );
             false
         }
     }

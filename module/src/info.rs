@@ -10,9 +10,30 @@ use std::ffi::CStr;
 
 /// Names of the histograms' buckets: the upper bound in milliseconds.
 static BUCKETS: [&CStr; flock_core::stats::BUCKETS] = [
-    c"lt_1", c"lt_2", c"lt_4", c"lt_8", c"lt_16", c"lt_32", c"lt_64", c"lt_128", c"lt_256", c"lt_512", c"lt_1024",
-    c"lt_2048", c"lt_4096", c"lt_8192", c"lt_16384", c"lt_32768", c"lt_65536", c"lt_131072", c"lt_262144",
-    c"lt_524288", c"lt_1048576", c"lt_2097152", c"lt_4194304", c"inf",
+    c"lt_1",
+    c"lt_2",
+    c"lt_4",
+    c"lt_8",
+    c"lt_16",
+    c"lt_32",
+    c"lt_64",
+    c"lt_128",
+    c"lt_256",
+    c"lt_512",
+    c"lt_1024",
+    c"lt_2048",
+    c"lt_4096",
+    c"lt_8192",
+    c"lt_16384",
+    c"lt_32768",
+    c"lt_65536",
+    c"lt_131072",
+    c"lt_262144",
+    c"lt_524288",
+    c"lt_1048576",
+    c"lt_2097152",
+    c"lt_4194304",
+    c"inf",
 ];
 
 /// What `INFO flock` shows.

@@ -1,5 +1,6 @@
 //! INFO and LIST: who holds what, since when, and who waits. They change nothing, and work on replicas.
 
+use crate::config;
 use crate::ffi::acl::CurrentUser;
 use crate::ffi::args::Args;
 use crate::ffi::ctx::Ctx;
@@ -7,7 +8,6 @@ use crate::ffi::key::{Key, KeyState, Mode};
 use crate::ffi::reply;
 use crate::ffi::string::ServerString;
 use crate::state::{self, with_table};
-use crate::config;
 use flock_core::wait_queue::{QueueId, Waiter};
 use flock_core::wire::command::{Command, Info, List};
 use flock_core::wire::error::{ErrorCode, WireError};

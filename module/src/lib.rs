@@ -15,6 +15,7 @@
 
 mod apply;
 mod blocking;
+mod cluster;
 mod commands;
 mod config;
 mod data_type;
@@ -23,6 +24,7 @@ mod ffi;
 mod info;
 mod inspect;
 mod perform;
+mod propagation;
 mod server_events;
 mod spec_bridge;
 mod state;
@@ -40,6 +42,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: &[&[u8]]) -> Result<(), String> {
     config::register(ctx, args)?;
     ffi::info::register(ctx)?;
     ffi::events::subscribe(ctx)?;
+    ctx.receive_broadcasts();
     if !ffi::timer_fd::open() {
         ctx.log(LogLevel::Warning, "this system has no timerfd: leases end up to 100 ms late");
     }

@@ -1,12 +1,12 @@
 //! Performing a decision: the only place that changes keys, replicates, publishes, and answers waiting clients.
 
 use crate::config;
-use crate::ffi::ctx::Ctx;
+use crate::ffi::ctx::{ContextFlags, Ctx};
 use crate::ffi::key::Key;
 use crate::ffi::main_thread::MainThread;
 use crate::ffi::pubsub::ChannelKind;
 use crate::ffi::string::{ServerStr, ServerString};
-use crate::{blocking, state};
+use crate::{blocking, cluster, propagation, state};
 use flock_core::effect::{Ended, KeyAction};
 use flock_core::lock::Change;
 use flock_core::wire;
@@ -25,63 +25,114 @@ pub(crate) fn install() {
     BUFFER.install(Vec::with_capacity(512));
 }
 
-/// Performs a decision about the key `name`, which is open, and gives the answer back.
-pub(crate) fn perform<T>(ctx: &Ctx<'_>, mut key: Key<'_>, name: ServerStr<'_>, decision: Decision<T>) -> T {
-    let Decision { answer, lock, key: action, effects } = decision;
-    match (action, lock) {
-        (KeyAction::Bind, Some(lock)) => drop(key.set(state::handle_of(lock))),
-        (KeyAction::Unbind, _) => drop(key.delete()),
-        (KeyAction::Keep | KeyAction::Bind, _) => {}
-    }
-    drop(key); // closed: what follows may run other modules' code
-    let mut changed = action != KeyAction::Keep;
-    for effect in &effects {
-        changed |= matches!(effect, Effect::Change(change) if !matches!(change, Change::Mark(_)));
-        perform_effect(ctx, Some(name), lock, effect);
-    }
-    if changed {
-        ctx.signal_modified(name);
-    }
-    state::with_table(|table| table.recycle(effects));
-    answer
+/// Performs decisions in one execution unit of the server.
+pub(crate) struct Shell<'a> {
+    ctx: &'a Ctx<'a>,
+    flags: ContextFlags,
+    unit: Unit,
 }
 
-/// Performs a decision that touches no key: waits that ended, messages, a mark.
-pub(crate) fn perform_keyless<T>(ctx: &Ctx<'_>, decision: Decision<T>) -> T {
-    debug_assert_eq!(decision.key, KeyAction::Keep);
-    for effect in &decision.effects {
-        perform_effect(ctx, None, decision.lock, effect);
+/// What kind of execution unit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    /// A client's command.
+    Command,
+    /// A turn of the event loop, or a notification.
+    Turn,
+}
+
+impl<'a> Shell<'a> {
+    /// In a client's command; `flags` are those of its context.
+    pub(crate) fn in_command(ctx: &'a Ctx<'_>, flags: ContextFlags) -> Self {
+        Self { ctx, flags, unit: Unit::Command }
     }
-    state::with_table(|table| table.recycle(decision.effects));
-    decision.answer
-}
 
-/// Replicates a mark.
-pub(crate) fn announce_mark(ctx: &Ctx<'_>, mark: u64) {
-    replicate(ctx, None, &Change::Mark(mark));
-}
+    /// Outside any command.
+    pub(crate) fn in_turn(ctx: &'a Ctx<'_>) -> Self {
+        Self { ctx, flags: ctx.flags(), unit: Unit::Turn }
+    }
 
-fn perform_effect(ctx: &Ctx<'_>, name: Option<ServerStr<'_>>, lock: Option<LockId>, effect: &Effect) {
-    match effect {
-        Effect::Change(Change::Mark(mark)) => announce_mark(ctx, *mark),
-        Effect::Change(change) => replicate(ctx, name, change),
-        Effect::Finish { blocked, outcome } => blocking::finish(*blocked, *outcome, lock),
-        Effect::Tell { channel, name, owner, notice } => {
-            with_buffer(|buffer| {
-                OwnerMessage { notice: *notice, key: name.key(), owner }.encode(buffer);
-                publish(ctx, ServerString::new(channel).as_str(), buffer);
-            });
+    /// Performs a decision about the key `name`, which is open, and gives the answer back.
+    pub(crate) fn perform<T>(&self, mut key: Key<'_>, name: ServerStr<'_>, decision: Decision<T>) -> T {
+        let Decision { answer, lock, key: action, effects } = decision;
+        match (action, lock) {
+            (KeyAction::Bind, Some(lock)) => drop(key.set(state::handle_of(lock))),
+            (KeyAction::Unbind, _) => drop(key.delete()),
+            (KeyAction::Keep | KeyAction::Bind, _) => {}
         }
-        Effect::Announce { ended, token, handed_to } => {
-            let Some(name) = name else { return };
-            if config::RELEASE_NOTIFICATIONS.get() {
-                with_buffer(|buffer| {
-                    Announcement { ended: *ended, token: *token, handed_to: *handed_to }.encode(buffer);
-                    publish(ctx, name, buffer);
-                });
+        drop(key); // closed: what follows may run other modules' code
+        let mut changed = action != KeyAction::Keep;
+        for effect in &effects {
+            changed |= matches!(effect, Effect::Change(change) if !matches!(change, Change::Mark(_)));
+            self.perform_effect(Some(name), lock, effect);
+        }
+        if changed {
+            self.ctx.signal_modified(name);
+        }
+        state::with_table(|table| table.recycle(effects));
+        answer
+    }
+
+    /// Performs a decision that touches no key: waits that ended, messages, a mark.
+    pub(crate) fn perform_keyless<T>(&self, decision: Decision<T>) -> T {
+        debug_assert!(decision.key == KeyAction::Keep);
+        for effect in &decision.effects {
+            self.perform_effect(None, decision.lock, effect);
+        }
+        state::with_table(|table| table.recycle(decision.effects));
+        decision.answer
+    }
+
+    /// Replicates a mark, and tells the other nodes of a cluster.
+    pub(crate) fn announce_mark(&self, mark: u64) {
+        self.replicate(None, &Change::Mark(mark));
+        cluster::tell_mark(self.ctx, mark);
+    }
+
+    fn perform_effect(&self, name: Option<ServerStr<'_>>, lock: Option<LockId>, effect: &Effect) {
+        match effect {
+            Effect::Change(Change::Mark(mark)) => self.announce_mark(*mark),
+            Effect::Change(change) => {
+                self.replicate(name, change);
+                if let (Change::Grant(_), Some(name)) = (change, name) {
+                    self.ctx.notify_keyspace_event(c"flock.granted", name);
+                }
             }
-            ctx.notify_keyspace_event(event_of(*ended), name);
+            Effect::Finish { blocked, outcome } => blocking::finish(*blocked, *outcome, lock),
+            Effect::Tell { channel, name, owner, notice } => with_buffer(|buffer| {
+                OwnerMessage { notice: *notice, key: name.key(), owner }.encode(buffer);
+                self.publish(ServerString::new(channel).as_str(), buffer);
+            }),
+            Effect::Announce { ended, token, handed_to } => {
+                let Some(name) = name else { return };
+                if config::RELEASE_NOTIFICATIONS.get() {
+                    with_buffer(|buffer| {
+                        Announcement { ended: *ended, token: *token, handed_to: *handed_to }.encode(buffer);
+                        self.publish(name, buffer);
+                    });
+                }
+                self.ctx.notify_keyspace_event(event_of(*ended), name);
+            }
         }
+    }
+
+    fn replicate(&self, name: Option<ServerStr<'_>>, change: &Change) {
+        if self.unit == Unit::Command && !propagation::is_needed(self.flags) {
+            // Nobody receives it; the server only counts one more change, which its snapshots go by.
+            self.ctx.replicate_verbatim();
+            return;
+        }
+        with_buffer(|buffer| {
+            wire::change::encode(change, state::boot(), buffer);
+            match name {
+                Some(name) => self.ctx.replicate(APPLY, None, &[buffer, name.bytes()]),
+                None => self.ctx.replicate(APPLY, None, &[buffer]),
+            };
+        });
+    }
+
+    fn publish(&self, channel: ServerStr<'_>, message: &[u8]) {
+        self.ctx.publish(channel_kind(self.flags), channel, ServerString::new(message).as_str());
     }
 }
 
@@ -94,26 +145,9 @@ fn event_of(ended: Ended) -> &'static CStr {
     }
 }
 
-fn replicate(ctx: &Ctx<'_>, name: Option<ServerStr<'_>>, change: &Change) {
-    with_buffer(|buffer| {
-        wire::change::encode(change, state::boot(), buffer);
-        match name {
-            Some(name) => ctx.replicate(APPLY, None, &[buffer, name.bytes()]),
-            None => ctx.replicate(APPLY, None, &[buffer]),
-        };
-    });
-    if let (Change::Grant(_), Some(name)) = (change, name) {
-        ctx.notify_keyspace_event(c"flock.granted", name);
-    }
-}
-
-fn publish(ctx: &Ctx<'_>, channel: ServerStr<'_>, message: &[u8]) {
-    ctx.publish(channel_kind(ctx), channel, ServerString::new(message).as_str());
-}
-
 /// In cluster mode messages stay within the shard.
-pub(crate) fn channel_kind(ctx: &Ctx<'_>) -> ChannelKind {
-    if ctx.flags().is_cluster() { ChannelKind::Shard } else { ChannelKind::Plain }
+fn channel_kind(flags: ContextFlags) -> ChannelKind {
+    if flags.is_cluster() { ChannelKind::Shard } else { ChannelKind::Plain }
 }
 
 /// Runs `body` on the emptied buffer.
@@ -129,6 +163,6 @@ pub(crate) struct Listeners<'a>(pub(crate) &'a Ctx<'a>);
 
 impl Audience for Listeners<'_> {
     fn hears(&mut self, channel: &[u8]) -> bool {
-        self.0.subscribers(channel_kind(self.0), ServerString::new(channel).as_str()) > 0
+        self.0.subscribers(channel_kind(self.0.flags()), ServerString::new(channel).as_str()) > 0
     }
 }

@@ -2,10 +2,9 @@
 
 use crate::ffi::ctx::{Ctx, LogLevel};
 use crate::ffi::events::{Event, Loading, Phase};
-use crate::ffi::timer_fd;
-use crate::perform::perform_keyless;
+use crate::perform::Shell;
 use crate::state::{self, with_table};
-use crate::{config, turn};
+use crate::{cluster, config, propagation, turn};
 use std::num::NonZeroU64;
 
 /// Every event the module subscribes to.
@@ -13,37 +12,48 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
     match event {
         Event::BeforeSleep => turn::run(ctx),
         // The backstop where there is no timer, or it failed: at least ten times a second.
-        Event::Cron => drop(timer_fd::arm(0)),
-        Event::RoleChanged { is_primary: true } => timer_fd_now(),
+        Event::Cron => {
+            propagation::look(ctx);
+            cluster::dismiss_moved(ctx);
+            turn::look_soon();
+        }
+        Event::RoleChanged { is_primary: true } => {
+            propagation::somebody_may_listen();
+            turn::look_soon();
+        }
         Event::RoleChanged { is_primary: false } => {
+            propagation::somebody_may_listen();
             if let Some(decision) = with_table(|table| table.demoted()) {
-                perform_keyless(ctx, decision);
+                Shell::in_turn(ctx).perform_keyless(decision);
             }
         }
         Event::Flush { phase: Phase::Start, db, .. } => {
             let speak = ctx.flags().is_primary();
             let db = db.map(|db| u16::try_from(db).unwrap_or(u16::MAX));
             if let Some(decision) = with_table(|table| table.flushed(db, speak)) {
-                perform_keyless(ctx, decision);
+                Shell::in_turn(ctx).perform_keyless(decision);
             }
         }
         Event::SwapDb(a, b) => {
             if let (Ok(a), Ok(b)) = (u16::try_from(a), u16::try_from(b)) {
                 with_table(|table| table.swapped(a, b));
-                timer_fd_now();
+                turn::look_soon();
             }
         }
         Event::Loading(Loading::Ended) => {
             with_table(|table| table.start_loaded(state::now()));
-            timer_fd_now();
+            turn::look_soon();
         }
         Event::ClientDisconnected { client_id } => {
             if let Some(client) = NonZeroU64::new(client_id) {
                 with_table(|table| table.client_gone(client));
-                timer_fd_now();
+                turn::wake();
             }
         }
-        Event::ForkChild { born: true } => turn::announce_mark_soon(),
+        Event::ForkChild { born: true } => {
+            propagation::somebody_may_listen();
+            turn::announce_mark_soon();
+        }
         Event::ConfigChanged(names) => {
             if names.iter().any(|name| name.to_bytes().starts_with(b"flock.")) {
                 with_table(|table| table.set_limits(config::limits()));
@@ -52,7 +62,9 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
                 config::warn_of_eviction(ctx);
             }
         }
-        Event::Loading(Loading::Failed) => ctx.log(LogLevel::Warning, "loading failed: the locks read so far are dropped"),
+        Event::Loading(Loading::Failed) => {
+            ctx.log(LogLevel::Warning, "loading failed: the locks read so far are dropped")
+        }
         Event::Flush { phase: Phase::End, .. }
         | Event::Loading(Loading::RdbStarted | Loading::AofStarted | Loading::ReplicationStarted)
         | Event::ForkChild { born: false }
@@ -66,7 +78,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
 /// After a notification: whatever it was about is looked at in BeforeSleep.
 pub(crate) fn on_post_job(_ctx: &Ctx<'_>) {}
 
-/// There is something to do in the next turn.
-fn timer_fd_now() {
-    timer_fd::arm(0);
+/// A message of the module on another node of the cluster.
+pub(crate) fn on_cluster_message(ctx: &Ctx<'_>, message: &[u8]) {
+    cluster::on_message(ctx, message);
 }

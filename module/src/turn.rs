@@ -8,9 +8,9 @@ use crate::ffi::key::{Key, KeyState, Mode};
 use crate::ffi::main_thread::MainThread;
 use crate::ffi::string::ServerString;
 use crate::ffi::timer_fd;
-use crate::perform::{self, Listeners, perform, perform_keyless};
+use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
-use crate::config;
+use crate::{cluster, config};
 use flock_core::refusal::EndReason;
 use flock_core::table::Due;
 use flock_core::token::ClockFault;
@@ -26,6 +26,8 @@ const RETRY_US: u64 = 10_000;
 /// What has to be done at the next opportunity.
 #[derive(Default)]
 struct Agenda {
+    /// Look at what is due, whatever the timer says.
+    look: bool,
     /// A rewrite child was born: announce a mark, so that the file it writes is followed by one.
     mark: bool,
     /// The lateness of what was performed last, and at worst.
@@ -43,7 +45,18 @@ pub(crate) fn install() {
 /// A fresh mark must be announced.
 pub(crate) fn announce_mark_soon() {
     AGENDA.with(|agenda| agenda.mark = true);
-    timer_fd::arm(0);
+}
+
+/// What is due must be looked at in this turn, which is not over yet.
+pub(crate) fn look_soon() {
+    AGENDA.with(|agenda| agenda.look = true);
+}
+
+/// As [`look_soon`], from a callback that may come after this turn's BeforeSleep: makes another turn, if there is anything to do.
+pub(crate) fn wake() {
+    if with_table(|table| table.next_deadline()).flatten() == Some(Time::ZERO) {
+        timer_fd::arm(0);
+    }
 }
 
 /// How late due things were performed: the last one, and the worst, in microseconds.
@@ -53,12 +66,12 @@ pub(crate) fn lateness_us() -> (u64, u64) {
 
 /// Performs what is due.
 pub(crate) fn run(ctx: &Ctx<'_>) {
-    let next = with_table(|table| table.next_deadline()).flatten();
-    let is_new = with_table(|table| !table.counter().is_seeded()).unwrap_or(false);
-    let mark = AGENDA.with(|agenda| agenda.mark).unwrap_or(false);
+    let Some((next, is_new)) = with_table(|table| (table.next_deadline(), !table.counter().is_seeded())) else {
+        return;
+    };
+    let (mark, look) = AGENDA.with(|agenda| (agenda.mark, std::mem::take(&mut agenda.look))).unwrap_or_default();
     let fired = timer_fd::take_fired();
-    let urgent = is_new || mark || fired || next == Some(Time::ZERO);
-    if !urgent {
+    if !(is_new || mark || look || fired || next == Some(Time::ZERO)) {
         arm(next);
         return;
     }
@@ -74,7 +87,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     if mark {
         AGENDA.with(|agenda| agenda.mark = false);
         if let Some(mark) = with_table(|table| table.announce_mark()) {
-            perform::announce_mark(ctx, mark);
+            Shell::in_turn(ctx).announce_mark(mark);
         }
     }
     perform_due(ctx);
@@ -90,16 +103,22 @@ pub(crate) fn become_primary(ctx: &Ctx<'_>) {
     let wall = state::wall_clock();
     match wall.fault() {
         Some(ClockFault::BeforeBuild) => {
-            ctx.log(LogLevel::Warning, "the wall clock is before this build's date: fencing tokens start from that date");
+            ctx.log(
+                LogLevel::Warning,
+                "the wall clock is before this build's date: fencing tokens start from that date",
+            );
         }
         Some(ClockFault::TooLate) => {
             ctx.log(LogLevel::Warning, "the wall clock is after 2056: ignored for fencing tokens");
         }
         None => {}
     }
+    cluster::apply_heard_marks();
     let grace = config::promotion_grace();
-    let Some(mark) = with_table(|table| table.promoted(state::now(), wall, grace)) else { return };
-    perform::announce_mark(ctx, mark);
+    let Some(mark) = with_table(|table| table.promoted(state::now(), wall, grace)) else {
+        return;
+    };
+    Shell::in_turn(ctx).announce_mark(mark);
 }
 
 fn perform_due(ctx: &Ctx<'_>) {
@@ -135,16 +154,22 @@ fn note_lateness(deadline: Option<Time>, now: Time) {
 /// A session's cut lease must be replicated under its key; everything else in such a decision is keyless.
 fn perform_keyless_in_db(ctx: &Ctx<'_>, decision: flock_core::Decision<()>) {
     let name = decision.lock.and_then(|lock| with_table(|table| table.name(lock).cloned()).flatten());
-    let Some(name) = name else { return perform_keyless(ctx, decision) };
-    let Some(ctx) = ctx::detached(i32::from(name.db())) else { return };
+    let Some(name) = name else {
+        return Shell::in_turn(ctx).perform_keyless(decision);
+    };
+    let Some(ctx) = ctx::detached(i32::from(name.db())) else {
+        return;
+    };
     let key_name = ServerString::new(name.key());
     let key = Key::open(&ctx, key_name.as_str(), Mode::Read);
-    perform(&ctx, key, key_name.as_str(), decision);
+    Shell::in_turn(&ctx).perform(key, key_name.as_str(), decision);
 }
 
 /// Looks at one key: ends what is over there and serves who is next.
 fn look(name: &Name, expected: Option<LockId>, now: Time) {
-    let Some(ctx) = ctx::detached(i32::from(name.db())) else { return };
+    let Some(ctx) = ctx::detached(i32::from(name.db())) else {
+        return;
+    };
     let key_name = ServerString::new(name.key());
     let key = Key::open(&ctx, key_name.as_str(), Mode::Write);
     let lock = match key.state() {
@@ -152,10 +177,13 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
         KeyState::Lock(handle) => Some(state::lock_of(handle)),
         KeyState::OtherType => {
             drop(key);
-            let place = Place { db: name.db(), key: name.key(), lock: None };
-            let decision = with_table(|table| table.dismiss(place, EndReason::WrongType));
+            let decision = with_table(|table| {
+                let queue = table.queues().of_name(name.db(), name.key())?;
+                Some(table.dismiss(queue, EndReason::WrongType))
+            })
+            .flatten();
             if let Some(decision) = decision {
-                perform_keyless(&ctx, decision);
+                Shell::in_turn(&ctx).perform_keyless(decision);
             }
             return;
         }
@@ -163,7 +191,7 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
     let place = Place { db: name.db(), key: name.key(), lock };
     let decision = with_table(|table| table.look(now, place, expected, &mut Listeners(&ctx)));
     if let Some(decision) = decision {
-        perform(&ctx, key, key_name.as_str(), decision);
+        Shell::in_turn(&ctx).perform(key, key_name.as_str(), decision);
     }
 }
 

@@ -75,7 +75,9 @@ impl Table {
         audience: &mut dyn Audience,
     ) -> Result<Acquired, Refusal> {
         let lock = step.lock.and_then(|lock| self.lock(lock));
-        if let (Some(id), Some(token)) = (step.lock, lock.and_then(|lock| lock.held_by(request.owner)).map(|hold| hold.token)) {
+        if let (Some(id), Some(token)) =
+            (step.lock, lock.and_then(|lock| lock.held_by(request.owner)).map(|hold| hold.token))
+        {
             return self.acquire_again(now, id, token, request, caller, audience, &mut step.effects);
         }
         if request.convert.is_some() {
@@ -95,7 +97,14 @@ impl Table {
             }
             self.serve(now, lock, None, audience, &mut step.effects);
         }
-        self.acquire_anew(now, step, place, request, caller)
+        let answer = self.acquire_anew(now, step, place, request, caller)?;
+        match (answer, step.lock) {
+            // Whoever just came hears; those ahead may all be deaf.
+            (Acquired::Queued { waiter, .. }, Some(lock)) => {
+                Ok(self.serve_asking(now, lock, waiter, request.owner, audience, &mut step.effects))
+            }
+            _ => Ok(answer),
+        }
     }
 
     /// The owner neither holds the lock nor waits for it.
@@ -125,7 +134,13 @@ impl Table {
             let token = self.grant(
                 now,
                 lock,
-                Ask { owner: Owner::new(request.owner), mode: request.mode, lease: request.lease, terms, client: caller.client },
+                Ask {
+                    owner: Owner::new(request.owner),
+                    mode: request.mode,
+                    lease: request.lease,
+                    terms,
+                    client: caller.client,
+                },
                 &mut step.effects,
             )?;
             return Ok(Acquired::Granted(token));
@@ -145,9 +160,6 @@ impl Table {
             Some(lock) => self.queues.of_lock(lock).or_else(|| self.queues.create(place.name(), Some(lock))),
             None => self.queues.of_name(place.db, place.key).or_else(|| self.queues.create(place.name(), None)),
         };
-        if step.lock.is_none() {
-            self.look_at_when_grace_ends(place.name());
-        }
         let client = waiter.client;
         let waiter = queue.and_then(|queue| self.queues.push(queue, waiter)).ok_or(Refusal::QueueFull { max })?;
         if let Some(client) = client {
@@ -186,15 +198,36 @@ impl Table {
             }
         }
         // It may have been passed over while nobody heard it: now it can be granted.
+        self.serve_asking(now, lock, waiter, request.owner, audience, effects)
+    }
+
+    /// Serves the queue of a waiter that is asking at this moment.
+    fn serve_asking(
+        &mut self,
+        now: Time,
+        lock: LockId,
+        waiter: WaiterId,
+        owner: &[u8],
+        audience: &mut dyn Audience,
+        effects: &mut Effects,
+    ) -> Acquired {
         self.serve(now, lock, Some(waiter), audience, effects);
-        match self.lock(lock).and_then(|lock| lock.held_by(request.owner)) {
+        // It may have come with a channel where nobody listens: then it is passed over from now on.
+        self.serve(now, lock, None, audience, effects);
+        match self.lock(lock).and_then(|lock| lock.held_by(owner)) {
             Some(hold) => Acquired::Granted(hold.token),
             None => Acquired::Queued { waiter, position: self.queues.position(waiter) },
         }
     }
 
     /// Tells the older of two waiting requests of one owner that it has ended; not on the channel where the newer one listens.
-    fn supersede(&mut self, place: Place<'_>, old: &Waiter, kept: Option<&crate::effect::Channel>, effects: &mut Effects) {
+    fn supersede(
+        &mut self,
+        place: Place<'_>,
+        old: &Waiter,
+        kept: Option<&crate::effect::Channel>,
+        effects: &mut Effects,
+    ) {
         match old.ear {
             Ear::Blocked(blocked) => {
                 self.stats.wait_ended += 1;
@@ -230,8 +263,12 @@ impl Table {
         if request.new {
             return Err(Refusal::AlreadyHeld);
         }
-        let Some(token) = self.settle_mode(now, lock, token, request, effects)? else { return Ok(Acquired::Busy) };
-        self.settle_id(now, lock, token, request, effects)?;
+        // Before anything changes: a refusal leaves the hold as it was.
+        self.check_id(lock, token, request)?;
+        let Some(token) = self.settle_mode(now, lock, token, request, effects)? else {
+            return Ok(Acquired::Busy);
+        };
+        self.join_id(now, lock, token, request, effects);
         self.extend(now, lock, token, request, effects);
         self.sessions.bind(token, caller.client);
         // A conversion to shared may have made room for waiting readers.
@@ -248,15 +285,19 @@ impl Table {
         request: &Acquire<'_>,
         effects: &mut Effects,
     ) -> Result<Option<Token>, Refusal> {
-        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else { return Err(Refusal::NotHeld) };
+        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else {
+            return Err(Refusal::NotHeld);
+        };
         let Some(asked) = request.convert else {
             return match (hold.mode, request.mode) {
                 (Mode::Shared, Mode::Exclusive) => Err(Refusal::HeldShared),
                 _ => Ok(Some(token)),
             };
         };
-        if !hold.had_token(asked) {
-            return Err(Refusal::NotHeld);
+        if hold.token != asked {
+            // A retry of the conversion that replaced this token is answered alike; anything else under it comes too late.
+            let retried = hold.had_token(asked) && (hold.mode, request.mode) == (Mode::Exclusive, Mode::Exclusive);
+            return if retried { Ok(Some(token)) } else { Err(Refusal::NotHeld) };
         }
         match (hold.mode, request.mode) {
             (Mode::Exclusive, Mode::Shared) => {
@@ -264,6 +305,8 @@ impl Table {
                 Ok(Some(token))
             }
             (Mode::Shared, Mode::Exclusive) if self.lock(lock).is_some_and(|lock| lock.len() > 1) => Ok(None),
+            // It is a new grant: another reader may hold on to one that was lost with the old primary.
+            (Mode::Shared, Mode::Exclusive) if self.in_grace(now) => Ok(None),
             (Mode::Shared, Mode::Exclusive) => {
                 // A writer's token must exceed all earlier readers'.
                 let new = self.next_token(effects)?;
@@ -275,38 +318,41 @@ impl Table {
         }
     }
 
-    fn settle_id(
-        &mut self,
-        now: Time,
-        lock: LockId,
-        token: Token,
-        request: &Acquire<'_>,
-        effects: &mut Effects,
-    ) -> Result<(), Refusal> {
-        let (Some(id), Some(hold)) = (request.id, self.lock(lock).and_then(|lock| lock.get(token))) else { return Ok(()) };
-        if hold.has_id(id) {
+    /// Whether the request's id, if it has one, is or may become one of the hold's.
+    fn check_id(&self, lock: LockId, token: Token, request: &Acquire<'_>) -> Result<(), Refusal> {
+        let (Some(id), Some(hold)) = (request.id, self.lock(lock).and_then(|lock| lock.get(token))) else {
             return Ok(());
+        };
+        let max = self.limits.ids_max;
+        match (hold.has_ids(), hold.has_id(id)) {
+            (false, _) => Err(Refusal::HeldWithoutIds),
+            (true, false) if hold.ids().count() >= max => Err(Refusal::TooManyIds { max }),
+            (true, _) => Ok(()),
         }
-        if !hold.has_ids() {
-            return Err(Refusal::HeldWithoutIds);
+    }
+
+    fn join_id(&mut self, now: Time, lock: LockId, token: Token, request: &Acquire<'_>, effects: &mut Effects) {
+        let (Some(id), Some(hold)) = (request.id, self.lock(lock).and_then(|lock| lock.get(token))) else {
+            return;
+        };
+        if !hold.has_id(id) {
+            self.decide(now, lock, Change::Ids { token, id: Id::new(id), joined: true }, effects);
         }
-        if hold.ids().count() >= self.limits.ids_max {
-            return Err(Refusal::TooManyIds { max: self.limits.ids_max });
-        }
-        self.decide(now, lock, Change::Ids { token, id: Id::new(id), joined: true }, effects);
-        Ok(())
     }
 
     /// The lease lasts at least what the repeated request asks, from now; new conditions replace the old ones. A claim stays a claim:
     /// only a RENEW with the token proves that the grant arrived.
     fn extend(&mut self, now: Time, lock: LockId, token: Token, request: &Acquire<'_>, effects: &mut Effects) {
-        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else { return };
+        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else {
+            return;
+        };
         let deadline = now.after(request.lease);
         let longer = hold.claim().is_none() && deadline > hold.deadline;
         let current = hold.terms.as_deref();
-        let changed = request.channel.is_some_and(|asked| current.is_none_or(|terms| terms.channel.as_slice() != asked))
-            || request.label.is_some_and(|asked| current.is_none_or(|terms| terms.label.as_slice() != asked))
-            || request.session.is_some_and(|asked| current.is_none_or(|terms| terms.session != Some(asked)));
+        let changed =
+            request.channel.is_some_and(|asked| current.is_none_or(|terms| terms.channel.as_slice() != asked))
+                || request.label.is_some_and(|asked| current.is_none_or(|terms| terms.label.as_slice() != asked))
+                || request.session.is_some_and(|asked| current.is_none_or(|terms| terms.session != Some(asked)));
         if changed {
             let mut grant = hold.to_grant();
             let mut terms = grant.terms.take().unwrap_or_default();
@@ -338,6 +384,9 @@ impl Table {
     }
 
     fn next_token(&mut self, effects: &mut Effects) -> Result<Token, Refusal> {
+        if !self.counter.is_seeded() {
+            return Err(Refusal::NotReady);
+        }
         let (token, mark) = self.counter.take_next().map_err(|_| Refusal::TokensExhausted)?;
         if let Some(mark) = mark {
             effects.push(Effect::Change(Change::Mark(mark)));

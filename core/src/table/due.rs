@@ -113,6 +113,10 @@ impl Table {
 
     /// A lock with a lease that is over, the longest overdue first; hints that came up too early are put right.
     fn next_lock_over(&mut self, now: Time) -> Option<(LockId, Name)> {
+        if self.deadlines.is_long_overdue(now) {
+            let held = self.locks.iter().map(|(slot, entry)| (slot, entry.lock.next_deadline()));
+            self.deadlines.rebuild(now, held.filter(|(_, deadline)| *deadline != Time::NEVER));
+        }
         loop {
             let (at, slot) = self.deadlines.first()?;
             if at > now {
@@ -128,6 +132,7 @@ impl Table {
     }
 
     fn next_wait_over(&mut self, now: Time) -> Option<WaiterId> {
+        self.queues.mind_overdue(now);
         loop {
             let (at, waiter) = self.queues.first_deadline()?;
             if at > now {
@@ -143,12 +148,15 @@ impl Table {
 
     fn time_out(&mut self, waiter: WaiterId) -> Decision<()> {
         let mut effects = self.effects();
-        let name = self.leave(waiter);
-        if let Some((name, taken)) = name {
-            self.stats.timed_out += 1;
-            push_outcome(&name, &taken, WaitOutcome::TimedOut, &mut effects);
+        if let Some((name, taken)) = self.leave(waiter) {
+            self.say_timed_out(&name, &taken, &mut effects);
         }
         Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+    }
+
+    pub(super) fn say_timed_out(&mut self, name: &Name, waiter: &Waiter, effects: &mut Effects) {
+        self.stats.timed_out += 1;
+        push_outcome(name, waiter, WaitOutcome::TimedOut, effects);
     }
 
     /// A waiter leaves; whoever is behind it may be next now.
@@ -162,16 +170,10 @@ impl Table {
         Some((name, taken))
     }
 
-    /// Waiters stay under a name whose lock is free: when new grants are made again, it must be looked at.
-    pub(super) fn look_at_when_grace_ends(&mut self, name: Name) {
-        if self.grace_until.is_none() {
-            self.pending.push_back(Pending::Look(name));
-        }
-    }
-
     fn end_grace(&mut self) {
         self.grace_until = None;
-        let names: alloc::vec::Vec<Name> = self.queues.all().filter_map(|queue| self.queues.name(queue).cloned()).collect();
+        let names: alloc::vec::Vec<Name> =
+            self.queues.all().filter_map(|queue| self.queues.name(queue).cloned()).collect();
         self.pending.extend(names.into_iter().map(Pending::Look));
     }
 }

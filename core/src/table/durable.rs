@@ -59,6 +59,11 @@ impl Table {
             self.counter.saw(grant.token.get());
             self.change(lock, &Change::Grant(grant.clone()), start);
         }
+        if let (Start::Now(now), Some(entry)) = (start, self.entry_mut(lock)) {
+            // A restored deadline may be made up: no hold lasts longer than a fresh one.
+            entry.lock.cap(now);
+            self.note_deadline(lock);
+        }
         Some(lock)
     }
 
@@ -73,12 +78,11 @@ impl Table {
     pub fn start_loaded(&mut self, now: Time) {
         for slot in 0..self.locks.end() {
             let Some(lock) = LockId::from_slot(slot) else { return };
-            let Some(entry) = self.locks.get_mut(slot) else { continue };
+            let Some(entry) = self.locks.get_mut(slot) else {
+                continue;
+            };
             entry.lock.start(now);
-            match entry.lock.next_deadline() {
-                Time::NEVER => {}
-                deadline => self.deadlines.set(lock.slot(), deadline),
-            }
+            self.note_deadline(lock);
         }
     }
 }

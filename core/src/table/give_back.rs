@@ -103,7 +103,9 @@ impl Table {
     ) -> Decision<bool> {
         let mut step = self.begin(now, place, audience);
         let hold = step.lock.and_then(|lock| self.lock(lock)).and_then(|lock| lock.held_by(request.owner));
-        let renewal = hold.filter(|hold| request.token.is_none_or(|asked| asked == hold.token)).map(|hold| (hold.token, renewal(now, hold, request)));
+        let renewal = hold
+            .filter(|hold| request.token.is_none_or(|asked| asked == hold.token))
+            .map(|hold| (hold.token, renewal(now, hold, request)));
         let renewed = renewal.is_some();
         if let (Some(lock), Some((token, change))) = (step.lock, renewal) {
             self.decide(now, lock, change, &mut step.effects);

@@ -240,7 +240,9 @@ impl Table {
     /// Bytes that one lock takes in this table.
     #[must_use]
     pub fn memory_of(&self, lock: LockId) -> usize {
-        let Some(entry) = self.locks.get(lock.slot()) else { return 0 };
+        let Some(entry) = self.locks.get(lock.slot()) else {
+            return 0;
+        };
         let deadline = 12;
         size_of::<Entry>() + deadline + entry.name.heap_bytes() + entry.lock.heap_bytes()
     }
@@ -304,18 +306,19 @@ impl Table {
         let Step { mut lock, bound, was_held, effects } = step;
         let held = lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free());
         if let Some(free) = lock.filter(|_| !held) {
-            if let Some(name) = self.queues.detach(free) {
-                // Waiters stay although nobody holds the lock: only while no new grants are made.
-                self.look_at_when_grace_ends(name);
-            }
+            // Waiters stay although nobody holds the lock: only while no new grants are made (the end of a promotion's grace
+            // looks at every queue), or no token is left.
+            self.queues.detach(free);
             if !bound {
                 self.locks.remove(free.slot());
                 lock = None;
             }
         }
-        let key = match (bound, was_held, held) {
-            (false, _, true) => KeyAction::Bind,
-            (true, true, false) => KeyAction::Unbind,
+        // In between, an ended value may have been granted and given back: a replica, which applies one change at a time, deletes it.
+        let ended = || effects.iter().any(|effect| matches!(effect, Effect::Change(Change::End { .. })));
+        let key = match (bound, held) {
+            (false, true) => KeyAction::Bind,
+            (true, false) if was_held || ended() => KeyAction::Unbind,
             _ => KeyAction::Keep,
         };
         Decision { answer, lock, key, effects }
@@ -323,7 +326,9 @@ impl Table {
 
     /// Applies a change and keeps the indexes true. Every change of a lock goes through here, on a primary and on a replica.
     fn change(&mut self, lock: LockId, change: &Change, start: Start) {
-        let Some(entry) = self.locks.get_mut(lock.slot()) else { return };
+        let Some(entry) = self.locks.get_mut(lock.slot()) else {
+            return;
+        };
         let was_held = !entry.lock.is_free();
         self.sessions.before(lock, &entry.lock, change);
         entry.lock.apply(change, start);
@@ -332,7 +337,11 @@ impl Table {
             (true, false) => self.held -= 1,
             _ => {}
         }
-        match entry.lock.next_deadline() {
+        self.note_deadline(lock);
+    }
+
+    fn note_deadline(&mut self, lock: LockId) {
+        match self.lock(lock).map_or(Time::NEVER, Lock::next_deadline) {
             Time::NEVER => self.deadlines.remove(lock.slot()),
             deadline => self.deadlines.set(lock.slot(), deadline),
         }
@@ -346,7 +355,9 @@ impl Table {
 
     /// Ends one hold, tells its holder if it did not ask for it, and announces it.
     fn end(&mut self, now: Time, lock: LockId, token: Token, ended: Ended, effects: &mut Effects) {
-        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else { return };
+        let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else {
+            return;
+        };
         let held_us = now.us_since(hold.granted);
         let loss = match ended {
             Ended::Released | Ended::Undelivered => None,
@@ -400,7 +411,10 @@ impl Table {
             let lock = &entry.lock;
             held += usize::from(!lock.is_free());
             if lock.len() > 1 {
-                assert!(lock.holds().all(|hold| hold.mode == crate::lock::Mode::Shared), "S1: exclusive beside another hold");
+                assert!(
+                    lock.holds().all(|hold| hold.mode == crate::lock::Mode::Shared),
+                    "S1: exclusive beside another hold"
+                );
             }
             for hold in lock.holds() {
                 assert!(hold.token.get() <= self.counter.value(), "S2: a token above the counter");
@@ -416,9 +430,14 @@ impl Table {
                 assert!(!lock.is_free(), "a queue is attached to held locks only");
                 let head = self.queues.head(queue).and_then(|head| self.queues.get(head));
                 let grantable = head.is_some_and(|head| {
-                    head.ear != crate::wait_queue::Ear::Channel && head.deadline > now && lock.admits(head.mode, head.limit)
+                    head.ear != crate::wait_queue::Ear::Channel
+                        && head.deadline > now
+                        && lock.admits(head.mode, head.limit)
                 });
-                assert!(!grantable || !self.pending.is_empty() || self.in_grace(now), "L1: a grantable lock while somebody waits");
+                assert!(
+                    !grantable || !self.pending.is_empty() || self.in_grace(now),
+                    "L1: a grantable lock while somebody waits"
+                );
             }
         }
         assert_eq!(held, self.held);

@@ -4,7 +4,7 @@
 //! what must be replicated or published comes out of [`Table::advance`], after that command.
 
 use super::due::{Pending, push_outcome};
-use super::{ClientId, LockId, Place, Table};
+use super::{ClientId, LockId, Table};
 use crate::effect::{Decision, Effect, Effects, KeyAction, WaitOutcome};
 use crate::lock::Change;
 use crate::name::Name;
@@ -113,16 +113,10 @@ impl Table {
         }
     }
 
-    /// Ends every wait under one name, because its key cannot become a lock (`WrongType`), or its slot moved.
-    pub fn dismiss(&mut self, place: Place<'_>, reason: EndReason) -> Decision<()> {
+    /// Ends every wait in one queue: its key cannot become a lock (`WrongType`), or its slot has moved.
+    pub fn dismiss(&mut self, queue: QueueId, reason: EndReason) -> Decision<()> {
         let mut effects = self.effects();
-        let queue = self
-            .queues
-            .of_name(place.db, place.key)
-            .or_else(|| place.lock.and_then(|lock| self.queues.of_lock(lock)));
-        if let Some(queue) = queue {
-            self.dismiss_queue(queue, reason, &mut effects);
-        }
+        self.dismiss_queue(queue, reason, &mut effects);
         Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
     }
 
@@ -137,7 +131,9 @@ impl Table {
     }
 
     fn dismiss_queue(&mut self, queue: QueueId, reason: EndReason, effects: &mut Effects) {
-        let Some(name) = self.queues.name(queue).cloned() else { return };
+        let Some(name) = self.queues.name(queue).cloned() else {
+            return;
+        };
         while let Some(waiter) = self.queues.head(queue) {
             let Some(taken) = self.take_waiter(waiter) else { return };
             self.stats.wait_ended += 1;

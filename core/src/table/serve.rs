@@ -24,11 +24,29 @@ impl Table {
         effects: &mut Effects,
     ) {
         while let Some(queue) = self.queues.of_lock(lock) {
-            let Some(waiter) = self.next_in_turn(now, lock, queue, requester, audience) else { return };
+            if self.time_out_front(now, queue, effects) {
+                continue;
+            }
+            let Some(waiter) = self.next_in_turn(now, lock, queue, requester, audience) else {
+                return;
+            };
             if self.hand_over(now, lock, waiter, requester, effects).is_err() {
                 return; // no token is left: nobody can be granted
             }
         }
+    }
+
+    /// A wait that is over leaves the front of its queue: a free lock is not kept for it, nor a newcomer sent away.
+    fn time_out_front(&mut self, now: Time, queue: QueueId, effects: &mut Effects) -> bool {
+        let front = self.queues.head(queue).and_then(|front| Some((front, self.queues.get(front)?)));
+        let Some((front, _)) = front.filter(|(_, waiter)| waiter.deadline <= now) else {
+            return false;
+        };
+        let name = self.queues.name(queue).cloned();
+        if let (Some(name), Some(taken)) = (name, self.take_waiter(front)) {
+            self.say_timed_out(&name, &taken, effects);
+        }
+        true
     }
 
     /// The first live waiter, if the lock admits it. Who does not hear is passed over and keeps its place; if nobody near the front
@@ -70,7 +88,9 @@ impl Table {
         requester: Option<WaiterId>,
         effects: &mut Effects,
     ) -> Result<(), Refusal> {
-        let Some(asked) = self.queues.get(waiter) else { return Ok(()) };
+        let Some(asked) = self.queues.get(waiter) else {
+            return Ok(());
+        };
         let ask = Ask {
             owner: asked.owner.clone(),
             mode: asked.mode,
@@ -78,19 +98,33 @@ impl Table {
             terms: asked.terms.clone(),
             client: asked.client,
         };
-        let token = self.grant(now, lock, ask, effects)?;
-        let Some(taken) = self.take_waiter(waiter) else { return Ok(()) };
-        self.stats.handoffs += 1;
+        // SWAPDB or RESTORE may have brought a hold of this very owner: it answers the request, as it answers a repeated one.
+        let own = self
+            .lock(lock)
+            .and_then(|lock| lock.held_by(&ask.owner))
+            .map(|hold| (hold.token, hold.claim(), hold.deadline));
+        let (token, claim, lasts) = match own {
+            Some((token, claim, deadline)) => (token, claim, whole_ms(deadline.us_since(now))),
+            None => {
+                let claim = ask.terms.as_ref().and_then(|terms| terms.claim);
+                let lasts = claim.unwrap_or(ask.lease);
+                (self.grant(now, lock, ask, effects)?, claim, lasts)
+            }
+        };
+        let Some(taken) = self.take_waiter(waiter) else {
+            return Ok(());
+        };
         self.stats.wait_ms.add_us(now.us_since(taken.since));
-        effects.handed_over(token);
+        if own.is_none() {
+            self.stats.handoffs += 1;
+            effects.handed_over(token);
+        }
         if requester == Some(waiter) {
             return Ok(());
         }
         match taken.ear {
             Ear::Blocked(blocked) => effects.push(Effect::Finish { blocked, outcome: WaitOutcome::Granted(token) }),
             Ear::Channel => {
-                let claim: Option<Millis> = taken.terms.as_ref().and_then(|terms| terms.claim);
-                let lasts = claim.unwrap_or(taken.lease);
                 let notice = Notice::Granted { token, lasts, claim: claim.is_some() };
                 if let Some(name) = self.name(lock).cloned() {
                     let channel = Channel::new(taken.channel());
@@ -100,4 +134,9 @@ impl Table {
         }
         Ok(())
     }
+}
+
+/// Rounded down: nobody believes in a lease that is over.
+fn whole_ms(us: u64) -> Millis {
+    Millis(u32::try_from(us / 1000).unwrap_or(u32::MAX))
 }

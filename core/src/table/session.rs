@@ -62,7 +62,9 @@ impl Sessions {
 
     /// The session hold with this token now lives on this connection.
     pub(super) fn bind(&mut self, token: Token, client: Option<ClientId>) {
-        let Some((_, bound)) = self.holds.get_mut(&token) else { return };
+        let Some((_, bound)) = self.holds.get_mut(&token) else {
+            return;
+        };
         if let Some(old) = core::mem::replace(bound, client) {
             self.by_client.remove(&(old, token));
         }
@@ -86,7 +88,11 @@ impl Sessions {
 
     /// Every session hold without a connection.
     pub(super) fn unbound(&self) -> Vec<(LockId, Token)> {
-        self.holds.iter().filter(|(_, (_, client))| client.is_none()).map(|(token, (lock, _))| (*lock, *token)).collect()
+        self.holds
+            .iter()
+            .filter(|(_, (_, client))| client.is_none())
+            .map(|(token, (lock, _))| (*lock, *token))
+            .collect()
     }
 
     /// Whether this hold lives on a connection.

@@ -76,24 +76,14 @@ pub fn decode(bytes: &[u8], boot: u64) -> Result<Change, Corrupt> {
         b"GRANT-TERMS" => decode_grant(words, boot, true),
         b"RENEW" => {
             let (token, lease) = (words.token()?, words.millis()?);
-            Ok(Change::Renew {
-                token,
-                lease,
-                deadline: deadline(words.rest(), boot)?,
-            })
+            Ok(Change::Renew { token, lease, deadline: deadline(words.rest(), boot)? })
         }
         b"MODE" => {
             let (old, new) = (words.token()?, words.token()?);
-            Ok(Change::Mode {
-                old,
-                new,
-                mode: mode(words.rest())?,
-            })
+            Ok(Change::Mode { old, new, mode: mode(words.rest())? })
         }
         b"END" if words.rest() == b"all" => Ok(Change::End { token: None }),
-        b"END" => Ok(Change::End {
-            token: Some(text::token(words.rest())?),
-        }),
+        b"END" => Ok(Change::End { token: Some(text::token(words.rest())?) }),
         b"IDS" => {
             let token = words.token()?;
             let (joined, id) = match words.rest() {
@@ -104,11 +94,7 @@ pub fn decode(bytes: &[u8], boot: u64) -> Result<Change, Corrupt> {
             if id.is_empty() || id.len() > ID_BYTES_MAX {
                 return Err(Corrupt::new("an id's length is out of range"));
             }
-            Ok(Change::Ids {
-                token,
-                id: Id::new(id),
-                joined,
-            })
+            Ok(Change::Ids { token, id: Id::new(id), joined })
         }
         b"MARK" => Ok(Change::Mark(text::number(words.rest(), Token::MAX)?)),
         _ => Err(Corrupt::new("an unknown change: perhaps a later version wrote it")),
@@ -134,12 +120,7 @@ fn encode_grant(grant: &Grant, boot: u64, out: &mut Vec<u8>) {
     push_optional(out, terms.claim.map(|claim| claim.as_ms().into()));
     push_optional(out, terms.session.map(|grace| grace.as_ms().into()));
     push_optional(out, terms.converted_from.map(Token::get));
-    for len in [
-        grant.owner.len(),
-        terms.channel.len(),
-        terms.label.len(),
-        terms.ids.len(),
-    ] {
+    for len in [grant.owner.len(), terms.channel.len(), terms.label.len(), terms.ids.len()] {
         push_len(out, len);
         out.push(b' ');
     }
@@ -159,22 +140,11 @@ fn decode_grant(mut words: Words<'_>, boot: u64, with_terms: bool) -> Result<Cha
     let mode = mode(words.word()?)?;
     let (token, lease) = (words.token()?, words.millis()?);
     let deadline = deadline(words.word()?, boot)?;
-    let (owner, terms) = if with_terms {
-        decode_terms(words)?
-    } else {
-        (words.rest(), None)
-    };
+    let (owner, terms) = if with_terms { decode_terms(words)? } else { (words.rest(), None) };
     if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
         return Err(Corrupt::new("the owner's length is out of range"));
     }
-    Ok(Change::Grant(Grant {
-        owner: owner.into(),
-        mode,
-        token,
-        lease,
-        deadline,
-        terms,
-    }))
+    Ok(Change::Grant(Grant { owner: owner.into(), mode, token, lease, deadline, terms }))
 }
 
 fn decode_terms(mut words: Words<'_>) -> Result<(&[u8], Option<Box<Terms>>), Corrupt> {
@@ -205,14 +175,7 @@ fn decode_terms(mut words: Words<'_>) -> Result<(&[u8], Option<Box<Terms>>), Cor
     if !words.rest().is_empty() {
         return Err(Corrupt::new("bytes after the end"));
     }
-    let terms = Terms {
-        claim,
-        session,
-        channel: Bytes::new(channel),
-        label: Bytes::new(label),
-        ids,
-        converted_from,
-    };
+    let terms = Terms { claim, session, channel: Bytes::new(channel), label: Bytes::new(label), ids, converted_from };
     if terms == Terms::default() {
         return Err(Corrupt::new("terms without a term"));
     }
@@ -235,13 +198,8 @@ fn deadline(word: &[u8], boot: u64) -> Result<Option<Time>, Corrupt> {
     if word == b"-" {
         return Ok(None);
     }
-    let at = word
-        .iter()
-        .position(|byte| *byte == b'@')
-        .ok_or(Corrupt::new("a deadline without its boot"))?;
-    let (us, written_on) = word
-        .split_at_checked(at)
-        .ok_or(Corrupt::new("a deadline without its boot"))?;
+    let at = word.iter().position(|byte| *byte == b'@').ok_or(Corrupt::new("a deadline without its boot"))?;
+    let (us, written_on) = word.split_at_checked(at).ok_or(Corrupt::new("a deadline without its boot"))?;
     let us = text::number(us, Time::NEVER.as_us() - 1)?;
     let [b'@', digits @ ..] = written_on else {
         return Err(Corrupt::new("a deadline without its boot"));
@@ -336,10 +294,7 @@ mod tests {
     #[test]
     fn changes_read_as_documented() {
         let deadline = Some(Time::from_us(5));
-        reads_as(
-            &grant(None),
-            "GRANT X 17293822561234 30000 8839201000000@0123456789abcdef me and you",
-        );
+        reads_as(&grant(None), "GRANT X 17293822561234 30000 8839201000000@0123456789abcdef me and you");
         reads_as(
             &grant(Some(Terms {
                 claim: Some(Millis(5000)),
@@ -351,48 +306,13 @@ mod tests {
             })),
             "GRANT-TERMS X 17293822561234 30000 8839201000000@0123456789abcdef 5000 - 3 10 4 3 2 3 1 me and youchanjoba bc",
         );
-        reads_as(
-            &Change::Renew {
-                token: token(9),
-                lease: Millis(7),
-                deadline,
-            },
-            "RENEW 9 7 5@0123456789abcdef",
-        );
-        reads_as(
-            &Change::Renew {
-                token: token(9),
-                lease: Millis(7),
-                deadline: None,
-            },
-            "RENEW 9 7 -",
-        );
-        reads_as(
-            &Change::Mode {
-                old: token(9),
-                new: token(10),
-                mode: Mode::Shared,
-            },
-            "MODE 9 10 S",
-        );
+        reads_as(&Change::Renew { token: token(9), lease: Millis(7), deadline }, "RENEW 9 7 5@0123456789abcdef");
+        reads_as(&Change::Renew { token: token(9), lease: Millis(7), deadline: None }, "RENEW 9 7 -");
+        reads_as(&Change::Mode { old: token(9), new: token(10), mode: Mode::Shared }, "MODE 9 10 S");
         reads_as(&Change::End { token: Some(token(9)) }, "END 9");
         reads_as(&Change::End { token: None }, "END all");
-        reads_as(
-            &Change::Ids {
-                token: token(9),
-                id: Id::new(b"+x y"),
-                joined: true,
-            },
-            "IDS 9 ++x y",
-        );
-        reads_as(
-            &Change::Ids {
-                token: token(9),
-                id: Id::new(b"x"),
-                joined: false,
-            },
-            "IDS 9 -x",
-        );
+        reads_as(&Change::Ids { token: token(9), id: Id::new(b"+x y"), joined: true }, "IDS 9 ++x y");
+        reads_as(&Change::Ids { token: token(9), id: Id::new(b"x"), joined: false }, "IDS 9 -x");
         reads_as(&Change::Mark(0), "MARK 0");
     }
 
@@ -402,10 +322,20 @@ mod tests {
         let mut out = Vec::new();
         encode(&grant(None), BOOT, &mut out);
         for boot in [BOOT + 1, 0] {
-            let Ok(Change::Grant(read)) = decode(&out, boot) else {
-                panic!("a grant")
-            };
+            let Ok(Change::Grant(read)) = decode(&out, boot) else { panic!("a grant") };
             assert_eq!(read.deadline, None);
+        }
+    }
+
+    #[test]
+    fn a_boot_is_written_in_16_hexadecimal_digits() {
+        // The digits are made all at once by arithmetic on one word: a carry into a neighbour would show here.
+        for boot in [1, 0x9a9a_9a9a_9a9a_9a9a, 0xffff_ffff_ffff_ffff, 0x8000_0000_0000_0000, 0x0f0f_f0f0_a5a5_5a5a] {
+            let renewal = Change::Renew { token: token(9), lease: Millis(7), deadline: Some(Time::ZERO) };
+            let mut out = Vec::new();
+            encode(&renewal, boot, &mut out);
+            assert_eq!(out, alloc::format!("RENEW 9 7 0@{boot:016x}").into_bytes());
+            assert_eq!(decode(&out, boot), Ok(renewal));
         }
     }
 

@@ -98,12 +98,7 @@ pub struct List<'a> {
 
 impl Default for List<'_> {
     fn default() -> Self {
-        Self {
-            cursor: 0,
-            count: LIST_COUNT_DEFAULT,
-            pattern: None,
-            owner: None,
-        }
+        Self { cursor: 0, count: LIST_COUNT_DEFAULT, pattern: None, owner: None }
     }
 }
 
@@ -136,22 +131,8 @@ impl<'a> Command<'a> for Acquire<'a> {
             match option {
                 "SHARED" => request.mode = Mode::Shared,
                 "LIMIT" => request.limit = Some(limit("LIMIT n", args.value("LIMIT n")?)?),
-                "BLOCK" => {
-                    block = Some(millis(
-                        "BLOCK wait_ms",
-                        args.value("BLOCK wait_ms")?,
-                        0,
-                        limits.wait_max,
-                    )?)
-                }
-                "QUEUE" => {
-                    queue = Some(millis(
-                        "QUEUE wait_ms",
-                        args.value("QUEUE wait_ms")?,
-                        1,
-                        limits.wait_max,
-                    )?)
-                }
+                "BLOCK" => block = Some(millis("BLOCK wait_ms", args.value("BLOCK wait_ms")?, 0, limits.wait_max)?),
+                "QUEUE" => queue = Some(millis("QUEUE wait_ms", args.value("QUEUE wait_ms")?, 1, limits.wait_max)?),
                 "CHANNEL" => {
                     let max = limits.channel_max_bytes.min(CHANNEL_BYTES_MAX);
                     request.channel = Some(bytes("CHANNEL channel", args.value("CHANNEL channel")?, 1, max)?);
@@ -161,9 +142,7 @@ impl<'a> Command<'a> for Acquire<'a> {
                 "CONVERT" => request.convert = Some(token("CONVERT token", args.value("CONVERT token")?)?),
                 "FLOOR" => {
                     if !limits.floor_enabled {
-                        return Err(refuse_fixed(
-                            "option FLOOR is disabled (configuration: flock.floor-enabled)",
-                        ));
+                        return Err(refuse_fixed("option FLOOR is disabled (configuration: flock.floor-enabled)"));
                     }
                     request.floor = Some(token("FLOOR token", args.value("FLOOR token")?)?.get());
                 }
@@ -171,23 +150,13 @@ impl<'a> Command<'a> for Acquire<'a> {
                     let value = args.value("CLAIM claim_ms")?;
                     let claim = millis("CLAIM claim_ms", value, 1, limits.lease_max)?;
                     if claim > lease {
-                        return Err(wrong(
-                            "CLAIM claim_ms",
-                            "is longer than lease_ms",
-                            value,
-                            1,
-                            lease.as_ms().into(),
-                        ));
+                        return Err(wrong("CLAIM claim_ms", "is longer than lease_ms", value, 1, lease.as_ms().into()));
                     }
                     request.claim = Some(claim);
                 }
                 "SESSION" => {
-                    request.session = Some(millis(
-                        "SESSION grace_ms",
-                        args.value("SESSION grace_ms")?,
-                        1,
-                        limits.lease_max,
-                    )?);
+                    request.session =
+                        Some(millis("SESSION grace_ms", args.value("SESSION grace_ms")?, 1, limits.lease_max)?);
                 }
                 "LABEL" => {
                     let max = limits.label_max_bytes.min(LABEL_BYTES_MAX);
@@ -280,12 +249,7 @@ impl<'a> Command<'a> for Release<'a> {
         let mut args = Args::new(args, Self::OPTIONS);
         let key = args.next("key")?;
         let owner = owner("owner", args.next("owner")?, limits)?;
-        let mut request = Self {
-            key,
-            owner,
-            token: None,
-            scope: ReleaseScope::Plain,
-        };
+        let mut request = Self { key, owner, token: None, scope: ReleaseScope::Plain };
         while let Some(option) = args.option()? {
             match option {
                 "TOKEN" => request.token = Some(token("TOKEN token", args.value("TOKEN token")?)?),
@@ -322,12 +286,7 @@ impl<'a> Command<'a> for Renew<'a> {
         let key = args.next("key")?;
         let owner = owner("owner", args.next("owner")?, limits)?;
         let lease = millis("lease_ms", args.next("lease_ms")?, 1, limits.lease_max)?;
-        let mut request = Self {
-            key,
-            owner,
-            lease,
-            token: None,
-        };
+        let mut request = Self { key, owner, lease, token: None };
         while let Some(option) = args.option()? {
             match option {
                 "TOKEN" => request.token = Some(token("TOKEN token", args.value("TOKEN token")?)?),
@@ -372,10 +331,7 @@ impl<'a> Command<'a> for Info<'a> {
 
     fn parse(args: impl IntoIterator<Item = &'a [u8]>, _limits: &Limits) -> Result<Self, WireError> {
         let mut args = Args::new(args, Self::OPTIONS);
-        let mut request = Self {
-            key: args.next("key")?,
-            limit: INFO_LIMIT_DEFAULT,
-        };
+        let mut request = Self { key: args.next("key")?, limit: INFO_LIMIT_DEFAULT };
         while let Some(option) = args.option()? {
             match option {
                 "LIMIT" => request.limit = number_u32("LIMIT n", args.value("LIMIT n")?, 0, INFO_LIMIT_MAX)?,
@@ -406,12 +362,7 @@ impl<'a> Command<'a> for List<'a> {
                 "CURSOR" => request.cursor = number_u32("CURSOR c", args.value("CURSOR c")?, 0, u32::MAX)?,
                 "COUNT" => request.count = number_u32("COUNT n", args.value("COUNT n")?, 1, LIST_COUNT_MAX)?,
                 "MATCH" => {
-                    request.pattern = Some(bytes(
-                        "MATCH pattern",
-                        args.value("MATCH pattern")?,
-                        0,
-                        PATTERN_BYTES_MAX,
-                    )?);
+                    request.pattern = Some(bytes("MATCH pattern", args.value("MATCH pattern")?, 0, PATTERN_BYTES_MAX)?);
                 }
                 "OWNER" => request.owner = Some(owner("OWNER owner", args.value("OWNER owner")?, limits)?),
                 _ => return Err(args.unknown(option.as_bytes())),
@@ -440,10 +391,7 @@ impl<'a> Command<'a> for Revoke<'a> {
 
     fn parse(args: impl IntoIterator<Item = &'a [u8]>, limits: &Limits) -> Result<Self, WireError> {
         let mut args = Args::new(args, Self::OPTIONS);
-        let mut request = Self {
-            key: args.next("key")?,
-            owner: None,
-        };
+        let mut request = Self { key: args.next("key")?, owner: None };
         while let Some(option) = args.option()? {
             match option {
                 "OWNER" => request.owner = Some(owner("OWNER owner", args.value("OWNER owner")?, limits)?),
@@ -469,28 +417,18 @@ struct Args<I> {
 
 impl<'a, I: Iterator<Item = &'a [u8]>> Args<I> {
     fn new(args: impl IntoIterator<IntoIter = I>, options: &'static [&'static str]) -> Self {
-        Self {
-            rest: args.into_iter(),
-            options,
-            given: 0,
-        }
+        Self { rest: args.into_iter(), options, given: 0 }
     }
 
     /// The next argument, which must be there.
     fn next(&mut self, name: &'static str) -> Result<&'a [u8], WireError> {
-        self.rest
-            .next()
-            .ok_or_else(|| refuse(format!("argument {name} is missing")))
+        self.rest.next().ok_or_else(|| refuse(format!("argument {name} is missing")))
     }
 
     /// The next option word as written in the table, if there is one more.
     fn option(&mut self) -> Result<Option<&'static str>, WireError> {
         let Some(word) = self.rest.next() else { return Ok(None) };
-        let known = self
-            .options
-            .iter()
-            .zip(0u32..)
-            .find(|(option, _)| option.as_bytes().eq_ignore_ascii_case(word));
+        let known = self.options.iter().zip(0u32..).find(|(option, _)| option.as_bytes().eq_ignore_ascii_case(word));
         let Some((option, index)) = known else {
             return Err(self.unknown(word));
         };
@@ -504,9 +442,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Args<I> {
 
     /// The value of an option. `what`: the option's word and what its value is called.
     fn value(&mut self, what: &'static str) -> Result<&'a [u8], WireError> {
-        self.rest
-            .next()
-            .ok_or_else(|| refuse(format!("option {what} has no value")))
+        self.rest.next().ok_or_else(|| refuse(format!("option {what} has no value")))
     }
 
     /// There must be no more arguments.
@@ -521,11 +457,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Args<I> {
         if self.options.is_empty() {
             return refuse(format!("unexpected argument {}", quoted(word)));
         }
-        refuse(format!(
-            "unknown option {} (allowed: {})",
-            quoted(word),
-            self.options.join(", ")
-        ))
+        refuse(format!("unknown option {} (allowed: {})", quoted(word), self.options.join(", ")))
     }
 }
 
@@ -542,9 +474,7 @@ fn bytes<'a>(what: &'static str, value: &'a [u8], min: usize, max: usize) -> Res
     if len < min {
         Err(refuse(format!("{what} is empty (allowed: {min} to {max} bytes)")))
     } else if len > max {
-        Err(refuse(format!(
-            "{what} is too long: {len} bytes (allowed: {min} to {max} bytes)"
-        )))
+        Err(refuse(format!("{what} is too long: {len} bytes (allowed: {min} to {max} bytes)")))
     } else {
         Ok(value)
     }
@@ -589,10 +519,7 @@ fn exclude(one: &str, other: &str) -> WireError {
 
 #[cold]
 fn refuse(message: String) -> WireError {
-    WireError {
-        code: ErrorCode::Err,
-        message: Cow::Owned(message),
-    }
+    WireError { code: ErrorCode::Err, message: Cow::Owned(message) }
 }
 
 #[cold]
@@ -648,10 +575,7 @@ mod tests {
     #[test]
     fn an_option_word_is_a_value_where_a_value_stands() {
         let request = acquire("k o 1 LABEL SHARED CHANNEL LABEL").unwrap();
-        assert_eq!(
-            (request.label, request.channel),
-            (Some(&b"SHARED"[..]), Some(&b"LABEL"[..]))
-        );
+        assert_eq!((request.label, request.channel), (Some(&b"SHARED"[..]), Some(&b"LABEL"[..])));
         assert_eq!(request.mode, Mode::Exclusive);
     }
 
@@ -668,11 +592,7 @@ mod tests {
     #[test]
     fn the_configuration_cannot_lift_the_hard_bounds() {
         // A longer owner could be granted and then not be loaded from a snapshot.
-        let limits = Limits {
-            owner_max_bytes: usize::MAX,
-            label_max_bytes: usize::MAX,
-            ..Limits::DEFAULT
-        };
+        let limits = Limits { owner_max_bytes: usize::MAX, label_max_bytes: usize::MAX, ..Limits::DEFAULT };
         let long = [b'x'; OWNER_BYTES_MAX + 1];
         assert!(Acquire::parse([&b"k"[..], &long, b"1"], &limits).is_err());
         assert!(Acquire::parse([&b"k"[..], &long[1..], b"1"], &limits).is_ok());

@@ -117,20 +117,15 @@ pub struct WireError {
 
 impl WireError {
     /// The key holds a value of another type: the server's own sentence.
-    pub const WRONG_TYPE: Self = Self::fixed(
-        ErrorCode::WrongType,
-        "Operation against a key holding the wrong kind of value",
-    );
+    pub const WRONG_TYPE: Self =
+        Self::fixed(ErrorCode::WrongType, "Operation against a key holding the wrong kind of value");
     /// A deciding verb reached a replica.
     pub const READ_ONLY: Self = Self::fixed(ErrorCode::ReadOnly, "this server is a replica: ask its primary");
 
     /// An error whose sentence needs no allocation.
     #[must_use]
     pub const fn fixed(code: ErrorCode, message: &'static str) -> Self {
-        Self {
-            code,
-            message: Cow::Borrowed(message),
-        }
+        Self { code, message: Cow::Borrowed(message) }
     }
 }
 
@@ -144,10 +139,7 @@ impl core::error::Error for WireError {}
 
 impl From<Refusal> for WireError {
     fn from(refusal: Refusal) -> Self {
-        let owned = |code, message| Self {
-            code,
-            message: Cow::Owned(message),
-        };
+        let owned = |code, message| Self { code, message: Cow::Owned(message) };
         match refusal {
             Refusal::AlreadyHeld => {
                 Self::fixed(ErrorCode::Held, "this owner already holds the lock, and NEW was given")
@@ -160,31 +152,26 @@ impl From<Refusal> for WireError {
                 ErrorCode::HeldShared,
                 "this owner holds the lock shared: give CONVERT with its token to ask for exclusive",
             ),
-            Refusal::NotHeld => Self::fixed(
-                ErrorCode::NotHeld,
-                "this owner has no hold with the token given to CONVERT",
-            ),
+            Refusal::NotHeld => {
+                Self::fixed(ErrorCode::NotHeld, "this owner has no hold with the token given to CONVERT")
+            }
             Refusal::NeedsIdOrAll => Self::fixed(ErrorCode::Err, "the hold has ids: give ID with one of them, or ALL"),
-            Refusal::TooManyIds { max } => owned(
-                ErrorCode::IdsFull,
-                format!("the hold has {max} ids already, as many as allowed"),
-            ),
-            Refusal::QueueFull { max } => owned(
-                ErrorCode::QueueFull,
-                format!("{max} requests wait on this server already, as many as allowed"),
-            ),
-            Refusal::FloorTooHigh { max } => owned(
-                ErrorCode::TokenFloor,
-                format!("FLOOR token is not credible (allowed now: 1 to {max})"),
-            ),
+            Refusal::TooManyIds { max } => {
+                owned(ErrorCode::IdsFull, format!("the hold has {max} ids already, as many as allowed"))
+            }
+            Refusal::QueueFull { max } => {
+                owned(ErrorCode::QueueFull, format!("{max} requests wait on this server already, as many as allowed"))
+            }
+            Refusal::FloorTooHigh { max } => {
+                owned(ErrorCode::TokenFloor, format!("FLOOR token is not credible (allowed now: 1 to {max})"))
+            }
             Refusal::TokensExhausted => Self::fixed(
                 ErrorCode::NoTokens,
                 "the token counter has reached 9007199254740991: no further grant is possible",
             ),
-            Refusal::NotReady => Self::fixed(
-                ErrorCode::Loading,
-                "the server has not finished starting: nothing can be granted yet",
-            ),
+            Refusal::NotReady => {
+                Self::fixed(ErrorCode::Loading, "the server has not finished starting: nothing can be granted yet")
+            }
         }
     }
 }
@@ -222,11 +209,7 @@ mod tests {
     #[test]
     fn every_code_is_read_back_from_a_line() {
         for code in ErrorCode::ALL {
-            for line in [
-                code.code().to_string(),
-                format!("{code} some words"),
-                format!("-{code} 12 host:1\r\n"),
-            ] {
+            for line in [code.code().to_string(), format!("{code} some words"), format!("-{code} 12 host:1\r\n")] {
                 assert_eq!(ErrorCode::parse(line.as_bytes()), Some(*code), "{line}");
             }
         }
@@ -234,16 +217,7 @@ mod tests {
 
     #[test]
     fn a_line_of_another_code_is_not_taken_for_one_of_ours() {
-        for line in [
-            "",
-            "-",
-            " ERR x",
-            "err x",
-            "HELDX",
-            "HELD,",
-            "NOPROTO unsupported",
-            "\u{1F512}",
-        ] {
+        for line in ["", "-", " ERR x", "err x", "HELDX", "HELD,", "NOPROTO unsupported", "\u{1F512}"] {
             assert_eq!(ErrorCode::parse(line.as_bytes()), None, "{line:?}");
         }
     }
@@ -252,22 +226,14 @@ mod tests {
     fn codes_differ_from_each_other_and_look_like_the_servers() {
         for (index, code) in ErrorCode::ALL.iter().enumerate() {
             assert!(code.code().bytes().all(|byte| byte.is_ascii_uppercase()), "{code}");
-            assert!(
-                ErrorCode::ALL[..index]
-                    .iter()
-                    .all(|earlier| earlier.code() != code.code()),
-                "{code} twice"
-            );
+            assert!(ErrorCode::ALL[..index].iter().all(|earlier| earlier.code() != code.code()), "{code} twice");
         }
     }
 
     #[test]
     fn refusals_say_their_limit() {
         let line = WireError::from(Refusal::QueueFull { max: 100_000 }).to_string();
-        assert_eq!(
-            line,
-            "QUEUEFULL 100000 requests wait on this server already, as many as allowed"
-        );
+        assert_eq!(line, "QUEUEFULL 100000 requests wait on this server already, as many as allowed");
         let line = WireError::from(Refusal::FloorTooHigh { max: 77 }).to_string();
         assert_eq!(line, "TOKENFLOOR FLOOR token is not credible (allowed now: 1 to 77)");
     }

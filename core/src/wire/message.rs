@@ -86,10 +86,7 @@ impl<'a> OwnerMessage<'a> {
             b"ended" => Notice::Ended(end_reason(words.word()?)?),
             b"lost" => {
                 let reason = loss_reason(words.word()?)?;
-                Notice::Lost {
-                    token: words.token()?,
-                    reason,
-                }
+                Notice::Lost { token: words.token()?, reason }
             }
             _ => return Err(Corrupt::new("an unknown word")),
         };
@@ -136,21 +133,13 @@ impl Announcement {
             .find(|ended| ended_word(*ended).as_bytes() == word)
             .ok_or(Corrupt::new("an unknown word"))?;
         if !words.rest().contains(&b' ') {
-            return Ok(Self {
-                ended,
-                token: token(words.rest())?,
-                handed_to: None,
-            });
+            return Ok(Self { ended, token: token(words.rest())?, handed_to: None });
         }
         let ended_token = words.token()?;
         if words.word()? != b"handed-over" {
             return Err(Corrupt::new("an unknown word"));
         }
-        Ok(Self {
-            ended,
-            token: ended_token,
-            handed_to: Some(token(words.rest())?),
-        })
+        Ok(Self { ended, token: ended_token, handed_to: Some(token(words.rest())?) })
     }
 }
 
@@ -200,15 +189,10 @@ const fn loss_word(reason: LossReason) -> &'static str {
 }
 
 fn loss_reason(word: &[u8]) -> Result<LossReason, Corrupt> {
-    [
-        LossReason::Expired,
-        LossReason::Revoked,
-        LossReason::Removed,
-        LossReason::Flushed,
-    ]
-    .into_iter()
-    .find(|reason| loss_word(*reason).as_bytes() == word)
-    .ok_or(Corrupt::new("an unknown reason"))
+    [LossReason::Expired, LossReason::Revoked, LossReason::Removed, LossReason::Flushed]
+        .into_iter()
+        .find(|reason| loss_word(*reason).as_bytes() == word)
+        .ok_or(Corrupt::new("an unknown reason"))
 }
 
 #[cfg(test)]
@@ -223,11 +207,7 @@ mod tests {
     /// The text is fixed: clients in other languages read it too.
     #[track_caller]
     fn reads_as(notice: Notice, text: &str) {
-        let message = OwnerMessage {
-            notice,
-            key: b"my lock",
-            owner: b"o w",
-        };
+        let message = OwnerMessage { notice, key: b"my lock", owner: b"o w" };
         let mut out = Vec::new();
         message.encode(&mut out);
         assert_eq!(str::from_utf8(&out), Ok(text));
@@ -236,35 +216,18 @@ mod tests {
 
     #[test]
     fn messages_to_an_owner_read_as_documented() {
-        let granted = |claim| Notice::Granted {
-            token: token(77),
-            lasts: Millis(30_000),
-            claim,
-        };
+        let granted = |claim| Notice::Granted { token: token(77), lasts: Millis(30_000), claim };
         reads_as(granted(false), "granted 77 30000 lease 7 my lock o w");
         reads_as(granted(true), "granted 77 30000 claim 7 my lock o w");
         reads_as(Notice::TimedOut, "timed-out 7 my lock o w");
-        reads_as(
-            Notice::Ended(EndReason::RoleChanged),
-            "ended role-changed 7 my lock o w",
-        );
-        reads_as(
-            Notice::Lost {
-                token: token(77),
-                reason: LossReason::Removed,
-            },
-            "lost removed 77 7 my lock o w",
-        );
+        reads_as(Notice::Ended(EndReason::RoleChanged), "ended role-changed 7 my lock o w");
+        reads_as(Notice::Lost { token: token(77), reason: LossReason::Removed }, "lost removed 77 7 my lock o w");
     }
 
     #[test]
     fn announcements_read_as_documented() {
         for (handed_to, text) in [(None, "released 9"), (Some(token(10)), "released 9 handed-over 10")] {
-            let message = Announcement {
-                ended: Ended::Released,
-                token: token(9),
-                handed_to,
-            };
+            let message = Announcement { ended: Ended::Released, token: token(9), handed_to };
             let mut out = Vec::new();
             message.encode(&mut out);
             assert_eq!(str::from_utf8(&out), Ok(text));
@@ -293,15 +256,9 @@ mod tests {
         ] {
             assert!(OwnerMessage::parse(text.as_bytes()).is_err(), "{text:?}");
         }
-        for text in [
-            "",
-            "released",
-            "released ",
-            "released 1 ",
-            "released x",
-            "released 1 handed-over",
-            "released 1 to 2",
-        ] {
+        for text in
+            ["", "released", "released ", "released 1 ", "released x", "released 1 handed-over", "released 1 to 2"]
+        {
             assert!(Announcement::parse(text.as_bytes()).is_err(), "{text:?}");
         }
     }

@@ -109,26 +109,12 @@ pub enum ArgKind {
 
 impl ArgSpec {
     const fn new(name: &'static str, kind: ArgKind) -> Self {
-        Self {
-            name,
-            kind,
-            token: None,
-            summary: None,
-            optional: false,
-            args: &[],
-        }
+        Self { name, kind, token: None, summary: None, optional: false, args: &[] }
     }
 
     /// `[word name]`.
     const fn option(word: &'static str, name: &'static str, kind: ArgKind, summary: &'static str) -> Self {
-        Self {
-            name,
-            kind,
-            token: Some(word),
-            summary: Some(summary),
-            optional: true,
-            args: &[],
-        }
+        Self { name, kind, token: Some(word), summary: Some(summary), optional: true, args: &[] }
     }
 
     /// `[word]`.
@@ -148,14 +134,7 @@ impl ArgSpec {
 
     /// `[part | part]` or `[part part]`.
     const fn group(name: &'static str, kind: ArgKind, args: &'static [Self]) -> Self {
-        Self {
-            name,
-            kind,
-            token: None,
-            summary: None,
-            optional: true,
-            args,
-        }
+        Self { name, kind, token: None, summary: None, optional: true, args }
     }
 }
 
@@ -169,18 +148,10 @@ const KEY: ArgSpec = ArgSpec::new("key", ArgKind::Key).says("the lock's name");
 const OWNER: ArgSpec =
     ArgSpec::new("owner", ArgKind::String).says("who asks: names this acquisition, so it must be new for each one");
 const LEASE: ArgSpec = ArgSpec::new("lease_ms", ArgKind::Integer).says("how long the grant lasts");
-const READ: KeySpec = KeySpec {
-    position: 1,
-    flags: &[KeyFlag::ReadOnly, KeyFlag::Access],
-    notes: None,
-};
+const READ: KeySpec = KeySpec { position: 1, flags: &[KeyFlag::ReadOnly, KeyFlag::Access], notes: None };
 
 const fn writes(flags: &'static [KeyFlag]) -> Option<KeySpec> {
-    Some(KeySpec {
-        position: 1,
-        flags,
-        notes: None,
-    })
+    Some(KeySpec { position: 1, flags, notes: None })
 }
 
 /// All commands.
@@ -227,12 +198,7 @@ pub const COMMANDS: &[CommandSpec] = &[
                     .required(),
                 ],
             ),
-            ArgSpec::option(
-                "CHANNEL",
-                "channel",
-                ArgKind::String,
-                "where the server speaks to this owner",
-            ),
+            ArgSpec::option("CHANNEL", "channel", ArgKind::String, "where the server speaks to this owner"),
             ArgSpec::flag("NEW", "new", "refuse if this owner holds the lock"),
             ArgSpec::option(
                 "REENTRANT",
@@ -240,18 +206,8 @@ pub const COMMANDS: &[CommandSpec] = &[
                 ArgKind::String,
                 "add this id to the hold, which lasts until its last id",
             ),
-            ArgSpec::option(
-                "CONVERT",
-                "token",
-                ArgKind::Integer,
-                "change the mode of the hold with this token",
-            ),
-            ArgSpec::option(
-                "FLOOR",
-                "token",
-                ArgKind::Integer,
-                "first raise the token counter to this",
-            ),
+            ArgSpec::option("CONVERT", "token", ArgKind::Integer, "change the mode of the hold with this token"),
+            ArgSpec::option("FLOOR", "token", ArgKind::Integer, "first raise the token counter to this"),
             ArgSpec::option(
                 "CLAIM",
                 "claim_ms",
@@ -330,10 +286,7 @@ pub const COMMANDS: &[CommandSpec] = &[
         acl_categories: "flock read slow",
         tips: "nondeterministic_output",
         key: Some(READ),
-        args: &[
-            KEY,
-            ArgSpec::option("LIMIT", "n", ArgKind::Integer, "how many waiters to show"),
-        ],
+        args: &[KEY, ArgSpec::option("LIMIT", "n", ArgKind::Integer, "how many waiters to show")],
     },
     CommandSpec {
         name: List::NAME,
@@ -362,10 +315,7 @@ pub const COMMANDS: &[CommandSpec] = &[
         acl_categories: "flock write slow admin dangerous",
         tips: "",
         key: writes(&[KeyFlag::ReadWrite, KeyFlag::Delete]),
-        args: &[
-            KEY,
-            ArgSpec::option("OWNER", "owner", ArgKind::String, "only this owner's hold"),
-        ],
+        args: &[KEY, ArgSpec::option("OWNER", "owner", ArgKind::String, "only this owner's hold")],
     },
     CommandSpec {
         name: APPLY,
@@ -383,10 +333,7 @@ pub const COMMANDS: &[CommandSpec] = &[
         }),
         args: &[
             ArgSpec::new("change", ArgKind::String),
-            ArgSpec {
-                optional: true,
-                ..ArgSpec::new("key", ArgKind::Key)
-            },
+            ArgSpec { optional: true, ..ArgSpec::new("key", ArgKind::Key) },
         ],
     },
 ];
@@ -404,9 +351,7 @@ mod tests {
     }
 
     fn words(args: &[ArgSpec]) -> Vec<&'static str> {
-        args.iter()
-            .flat_map(|arg| arg.token.into_iter().chain(words(arg.args)))
-            .collect()
+        args.iter().flat_map(|arg| arg.token.into_iter().chain(words(arg.args))).collect()
     }
 
     /// The table and the parser of one command name the same options, and the parser takes each of them.
@@ -428,10 +373,7 @@ mod tests {
         for missing in 0..positional.len() {
             let args = positional[..missing].iter().copied().map(str::as_bytes);
             let error = C::parse(args, &Limits::DEFAULT).err().unwrap();
-            assert_eq!(
-                error.message,
-                "argument ".to_string() + spec.args[missing].name + " is missing"
-            );
+            assert_eq!(error.message, "argument ".to_string() + spec.args[missing].name + " is missing");
         }
     }
 
@@ -458,23 +400,10 @@ mod tests {
     #[test]
     fn flags_are_words_that_the_server_knows() {
         // An unknown word makes the registration, and so the loading of the module, fail.
-        let known = [
-            "write",
-            "readonly",
-            "admin",
-            "deny-oom",
-            "deny-script",
-            "fast",
-            "blocking",
-            "no-mandatory-keys",
-        ];
+        let known = ["write", "readonly", "admin", "deny-oom", "deny-script", "fast", "blocking", "no-mandatory-keys"];
         for spec in COMMANDS {
             assert!(spec.flags.split(' ').all(|flag| known.contains(&flag)), "{}", spec.name);
-            assert!(
-                spec.flags.contains("write") != spec.flags.contains("readonly"),
-                "{}",
-                spec.name
-            );
+            assert!(spec.flags.contains("write") != spec.flags.contains("readonly"), "{}", spec.name);
         }
     }
 
@@ -484,26 +413,13 @@ mod tests {
         for spec in COMMANDS {
             let categories: BTreeSet<&str> = spec.acl_categories.split(' ').collect();
             let flags: BTreeSet<&str> = spec.flags.split(' ').collect();
-            for (category, flag) in [
-                ("write", "write"),
-                ("read", "readonly"),
-                ("fast", "fast"),
-                ("blocking", "blocking"),
-            ] {
-                assert_eq!(
-                    categories.contains(category),
-                    flags.contains(flag),
-                    "{} {category}",
-                    spec.name
-                );
+            for (category, flag) in
+                [("write", "write"), ("read", "readonly"), ("fast", "fast"), ("blocking", "blocking")]
+            {
+                assert_eq!(categories.contains(category), flags.contains(flag), "{} {category}", spec.name);
             }
             assert_eq!(categories.contains("slow"), !flags.contains("fast"), "{}", spec.name);
-            assert_eq!(
-                categories.contains("admin"),
-                categories.contains("dangerous"),
-                "{}",
-                spec.name
-            );
+            assert_eq!(categories.contains("admin"), categories.contains("dangerous"), "{}", spec.name);
             assert_eq!(categories.contains(ACL_CATEGORY), spec.name != APPLY, "{}", spec.name);
         }
     }
@@ -511,12 +427,7 @@ mod tests {
     #[test]
     fn only_acquire_is_refused_when_memory_is_short() {
         for spec in COMMANDS {
-            assert_eq!(
-                spec.flags.contains("deny-oom"),
-                spec.name == Acquire::NAME,
-                "{}",
-                spec.name
-            );
+            assert_eq!(spec.flags.contains("deny-oom"), spec.name == Acquire::NAME, "{}", spec.name);
         }
     }
 
@@ -528,12 +439,7 @@ mod tests {
             assert!(count(&[KeyFlag::Update, KeyFlag::Insert, KeyFlag::Delete]) <= 1);
         }
         for spec in COMMANDS {
-            assert_eq!(
-                spec.key.is_some(),
-                spec.args.iter().any(|arg| arg.kind == ArgKind::Key),
-                "{}",
-                spec.name
-            );
+            assert_eq!(spec.key.is_some(), spec.args.iter().any(|arg| arg.kind == ArgKind::Key), "{}", spec.name);
         }
     }
 

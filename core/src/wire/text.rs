@@ -36,9 +36,7 @@ pub fn parse_number(bytes: &[u8]) -> Result<u64, NumberFault> {
     }
     digits
         .iter()
-        .try_fold(0u64, |number, digit| {
-            number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
-        })
+        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
         .ok_or(NumberFault::OutOfRange)
 }
 
@@ -104,15 +102,8 @@ impl<'a> Words<'a> {
 
     /// The next word; the space after it is consumed.
     pub(crate) fn word(&mut self) -> Result<&'a [u8], Corrupt> {
-        let end = self
-            .rest
-            .iter()
-            .position(|byte| *byte == b' ')
-            .ok_or(Corrupt::new("a word is missing"))?;
-        let (word, rest) = self
-            .rest
-            .split_at_checked(end)
-            .ok_or(Corrupt::new("a word is missing"))?;
+        let end = self.rest.iter().position(|byte| *byte == b' ').ok_or(Corrupt::new("a word is missing"))?;
+        let (word, rest) = self.rest.split_at_checked(end).ok_or(Corrupt::new("a word is missing"))?;
         self.rest = rest.strip_prefix(b" ").unwrap_or_default();
         Ok(word)
     }
@@ -138,10 +129,7 @@ impl<'a> Words<'a> {
     /// The next word, the length of something that follows and is at most `max` bytes long.
     pub(crate) fn len(&mut self, max: usize) -> Result<usize, Corrupt> {
         let len = self.number(u64::MAX)?;
-        usize::try_from(len)
-            .ok()
-            .filter(|len| *len <= max)
-            .ok_or(Corrupt::new("a length is out of range"))
+        usize::try_from(len).ok().filter(|len| *len <= max).ok_or(Corrupt::new("a length is out of range"))
     }
 
     /// The next `len` bytes.
@@ -153,10 +141,7 @@ impl<'a> Words<'a> {
 
     /// The space that ends a piece of raw bytes.
     pub(crate) fn space(&mut self) -> Result<(), Corrupt> {
-        self.rest = self
-            .rest
-            .strip_prefix(b" ")
-            .ok_or(Corrupt::new("a length disagrees with its bytes"))?;
+        self.rest = self.rest.strip_prefix(b" ").ok_or(Corrupt::new("a length disagrees with its bytes"))?;
         Ok(())
     }
 
@@ -168,11 +153,7 @@ impl<'a> Words<'a> {
 
 pub(crate) fn number(word: &[u8], max: u64) -> Result<u64, Corrupt> {
     let number = parse_number(word).map_err(|_| Corrupt::new("not a number"))?;
-    if number <= max {
-        Ok(number)
-    } else {
-        Err(Corrupt::new("a number is out of range"))
-    }
+    if number <= max { Ok(number) } else { Err(Corrupt::new("a number is out of range")) }
 }
 
 pub(crate) fn millis(word: &[u8]) -> Result<crate::time::Millis, Corrupt> {
@@ -191,18 +172,14 @@ mod tests {
     #[test]
     fn numbers_are_the_texts_that_the_server_takes_for_integers() {
         // Both ends must agree on what a number is, or a proxy could read another lease than the server.
-        for (text, number) in [
-            ("0", 0),
-            ("1", 1),
-            ("10", 10),
-            ("9007199254740991", (1 << 53) - 1),
-            ("18446744073709551615", u64::MAX),
-        ] {
+        for (text, number) in
+            [("0", 0), ("1", 1), ("10", 10), ("9007199254740991", (1 << 53) - 1), ("18446744073709551615", u64::MAX)]
+        {
             assert_eq!(parse_number(text.as_bytes()), Ok(number), "{text}");
         }
-        for text in [
-            "", " 5", "5 ", "+5", "05", "00", "-0", "-", "--1", "0x5", "1e3", "5.0", "NaN", "5\0", "५", "1_000",
-        ] {
+        for text in
+            ["", " 5", "5 ", "+5", "05", "00", "-0", "-", "--1", "0x5", "1e3", "5.0", "NaN", "5\0", "५", "1_000"]
+        {
             assert_eq!(parse_number(text.as_bytes()), Err(NumberFault::NotWhole), "{text:?}");
         }
         for text in ["-1", "18446744073709551616", "9999999999999999999999999999999999999999"] {
@@ -212,13 +189,7 @@ mod tests {
 
     #[test]
     fn decimal_writes_every_length_of_number() {
-        for (number, text) in [
-            (0, "0"),
-            (9, "9"),
-            (10, "10"),
-            (100, "100"),
-            (u64::MAX, "18446744073709551615"),
-        ] {
+        for (number, text) in [(0, "0"), (9, "9"), (10, "10"), (100, "100"), (u64::MAX, "18446744073709551615")] {
             assert_eq!(Decimal::new(number).as_bytes(), text.as_bytes());
         }
     }

@@ -36,18 +36,13 @@ impl<'a> CurrentUser<'a> {
         if ctx.must_obey_client(ctx.flags()) {
             return Self::Unrestricted;
         }
-        let Some(name) = connected_user_name(ctx).or_else(|| unconnected_user_name(ctx)) else {
+        let Some(name) = ctx.connected_user_name().or_else(|| unconnected_user_name(ctx)) else {
             return Self::Unrestricted;
         };
         let user_from_name = server_fn!(RedisModule_GetModuleUserFromUserName);
         // SAFETY: the name is a live string of its own (never a shared or encoded one).
         let user = unsafe { user_from_name(name.as_str().as_ptr()) };
-        NonNull::new(user).map_or(Self::Unknown, |raw| {
-            Self::Listed(User {
-                raw,
-                command: PhantomData,
-            })
-        })
+        NonNull::new(user).map_or(Self::Unknown, |raw| Self::Listed(User { raw, command: PhantomData }))
     }
 
     /// May the user publish to and hear of `channel`, taken literally?
@@ -80,15 +75,6 @@ impl Drop for User<'_> {
         // SAFETY: made by GetModuleUserFromUserName, which lets us free the handle; the user itself stays.
         unsafe { free_module_user(self.raw.as_ptr()) };
     }
-}
-
-/// The user name of a caller that is a connection.
-fn connected_user_name(ctx: &Ctx<'_>) -> Option<ServerString> {
-    let user_name_by_id = server_fn!(RedisModule_GetClientUserNameById);
-    // SAFETY: the context is live.
-    let name = unsafe { user_name_by_id(ctx.as_ptr(), ctx.client_id()) };
-    // SAFETY: null, or made for us: no context of ours has automatic memory.
-    unsafe { ServerString::from_raw(name) }
 }
 
 /// The user name of a caller that is none: a script, or a call by another module. `None` if no user is attached, which the function for the name

@@ -4,7 +4,8 @@
 //! and calling an empty one would crash the server. So every function used in this layer stands in the list below; `load` refuses the server if one
 //! of them is missing, and [`server_fn!`] compiles for listed names only. Functions younger than the oldest server are looked up by [`lookup`].
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::mem::transmute;
 use std::ptr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -48,15 +49,15 @@ required! {
     RedisModule_GetApi RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById
     RedisModule_GetClientUserNameById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName
     RedisModule_GetDbIdFromIO RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromIO
-    RedisModule_GetKeyNameFromOptCtx RedisModule_GetModuleUserFromUserName RedisModule_GetSelectedDb RedisModule_GetServerInfo
+    RedisModule_GetKeyNameFromOptCtx RedisModule_GetModuleOptionsAll RedisModule_GetModuleUserFromUserName RedisModule_GetSelectedDb RedisModule_GetServerInfo
     RedisModule_GetServerVersion RedisModule_InfoAddFieldCString RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection
     RedisModule_InfoBeginDictField RedisModule_InfoEndDictField RedisModule_IsBlockedReplyRequest RedisModule_IsBlockedTimeoutRequest
     RedisModule_IsIOError RedisModule_IsModuleNameBusy RedisModule_KeyType RedisModule_LoadConfigs RedisModule_LoadStringBuffer RedisModule_LoadUnsigned RedisModule_Log
     RedisModule_ModuleTypeGetType RedisModule_ModuleTypeGetValue RedisModule_ModuleTypeSetValue RedisModule_NotifyKeyspaceEvent
     RedisModule_OpenKey RedisModule_PublishMessage RedisModule_PublishMessageShard RedisModule_RegisterBoolConfig
-    RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig RedisModule_Replicate RedisModule_ReplyWithArray RedisModule_ReplyWithError
+    RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig RedisModule_Replicate RedisModule_ReplicateVerbatim RedisModule_ReplyWithArray RedisModule_ReplyWithError
     RedisModule_ReplyWithLongLong RedisModule_ReplyWithMap RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString
-    RedisModule_ReplyWithStringBuffer RedisModule_SaveStringBuffer RedisModule_SaveUnsigned RedisModule_SelectDb
+    RedisModule_ReplyWithStringBuffer RedisModule_RegisterClusterMessageReceiver RedisModule_SaveStringBuffer RedisModule_SaveUnsigned RedisModule_SendClusterMessage RedisModule_SelectDb
     RedisModule_ServerInfoGetFieldC RedisModule_SetCommandACLCategories RedisModule_SetCommandInfo RedisModule_SetDisconnectCallback
     RedisModule_SetModuleAttribs RedisModule_SetModuleOptions RedisModule_SignalModifiedKey RedisModule_StringPtrLen
     RedisModule_SubscribeToServerEvent RedisModule_UnblockClient
@@ -84,15 +85,36 @@ pub(super) fn lookup(name: &CStr) -> Option<NonNull<c_void>> {
     if found { NonNull::new(function) } else { None }
 }
 
-type MustObeyClient = unsafe extern "C" fn(ctx: *mut raw::RedisModuleCtx) -> c_int;
+/// A function that only some servers have: looked up once, at load.
+pub(super) struct Optional {
+    name: &'static CStr,
+    function: AtomicPtr<c_void>,
+}
 
-/// `MustObeyClient` (8.1 and later), or null.
-static MUST_OBEY_CLIENT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+impl Optional {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, function: AtomicPtr::new(ptr::null_mut()) }
+    }
 
-/// Looks up the functions that only younger servers have. Called once, by `load`.
+    fn find(&self) {
+        let found = lookup(self.name);
+        self.function.store(found.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<NonNull<c_void>> {
+        NonNull::new(self.function.load(Ordering::Relaxed))
+    }
+}
+
+/// 8.1 and later.
+static MUST_OBEY_CLIENT: Optional = Optional::new(c"RedisModule_MustObeyClient");
+/// 8.0 and later, but not in the bindings under this name.
+static CLUSTER_KEY_SLOT: Optional = Optional::new(c"RedisModule_ClusterKeySlot");
+
+/// Looks up the optional functions. Called once, by `load`.
 pub(super) fn find_optional() {
-    let found = lookup(c"RedisModule_MustObeyClient");
-    MUST_OBEY_CLIENT.store(found.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
+    MUST_OBEY_CLIENT.find();
+    CLUSTER_KEY_SLOT.find();
 }
 
 /// What `MustObeyClient` answers, `false` where the server has no such function.
@@ -100,12 +122,25 @@ pub(super) fn find_optional() {
 /// # Safety
 /// `ctx` is a live context with a client.
 pub(super) unsafe fn must_obey_client(ctx: *mut raw::RedisModuleCtx) -> bool {
-    let function = MUST_OBEY_CLIENT.load(Ordering::Relaxed);
-    if function.is_null() {
+    type MustObeyClient = unsafe extern "C" fn(ctx: *mut raw::RedisModuleCtx) -> c_int;
+    let Some(function) = MUST_OBEY_CLIENT.get() else {
         return false;
-    }
+    };
     // SAFETY: the server gave this pointer under the name of a function of this type.
-    let must_obey = unsafe { std::mem::transmute::<*mut c_void, MustObeyClient>(function) };
+    let must_obey = unsafe { transmute::<NonNull<c_void>, MustObeyClient>(function) };
     // SAFETY: the caller's promise.
     unsafe { must_obey(ctx) == 1 }
+}
+
+/// What `ClusterKeySlot` answers, if the server has it.
+///
+/// # Safety
+/// `key` is a live string.
+pub(super) unsafe fn cluster_key_slot(key: *mut raw::RedisModuleString) -> Option<u32> {
+    type ClusterKeySlot = unsafe extern "C" fn(key: *mut raw::RedisModuleString) -> c_uint;
+    let function = CLUSTER_KEY_SLOT.get()?;
+    // SAFETY: the server gave this pointer under the name of a function of this type.
+    let key_slot = unsafe { transmute::<NonNull<c_void>, ClusterKeySlot>(function) };
+    // SAFETY: the caller's promise.
+    Some(unsafe { key_slot(key) })
 }

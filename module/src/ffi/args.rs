@@ -20,10 +20,7 @@ impl<'a> Args<'a> {
     pub(super) unsafe fn from_raw(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Self {
         // SAFETY: the caller's promise.
         let argv = unsafe { argument_slice(argv, argc) };
-        Self {
-            argv,
-            owner: PhantomData,
-        }
+        Self { argv, owner: PhantomData }
     }
 
     /// How many, the name included.

@@ -21,6 +21,7 @@ pub(crate) enum Callback {
     Disconnect,
     FreeWaiter,
     ServerEvent,
+    ClusterMessage,
     PostJob,
     Timer,
     RdbLoad,

@@ -172,11 +172,7 @@ fn to_server_args(
         let subargs = to_server_args(arg.parts, texts, lists)?;
         list.push(to_server_arg(arg, texts, subargs)?);
     }
-    list.push(to_server_arg(
-        &ArgSpec::new("", ArgKind::String),
-        texts,
-        ptr::null_mut(),
-    )?);
+    list.push(to_server_arg(&ArgSpec::new("", ArgKind::String), texts, ptr::null_mut())?);
     lists.push(list.into_boxed_slice());
     Ok(lists.last_mut().map_or(ptr::null_mut(), |list| list.as_mut_ptr()))
 }
@@ -222,11 +218,7 @@ fn to_server_key_spec(spec: &KeySpec, notes: *const c_char) -> raw::RedisModuleC
 
 const fn range(last: c_int, step: c_int) -> raw::RedisModuleCommandKeySpec__bindgen_ty_2 {
     raw::RedisModuleCommandKeySpec__bindgen_ty_2 {
-        range: raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
-            lastkey: last,
-            keystep: step,
-            limit: 0,
-        },
+        range: raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 { lastkey: last, keystep: step, limit: 0 },
     }
 }
 

@@ -43,9 +43,7 @@ extern "C" fn entry<const INDEX: usize>(
     if let Some(ctx) = unsafe { Ctx::from_raw(ctx) } {
         // SAFETY: the server keeps the arguments until we return.
         let args = unsafe { Args::from_raw(argv, argc) };
-        reply::owing_one(&ctx, || {
-            barrier(Callback::Command, (), || crate::commands::dispatch(INDEX, &ctx, args))
-        });
+        reply::owing_one(&ctx, || barrier(Callback::Command, (), || crate::commands::dispatch(INDEX, &ctx, args)));
     }
     OK
 }
@@ -55,21 +53,13 @@ pub(crate) fn add_acl_category(ctx: &Ctx<'_>, name: &'static CStr) -> Result<(),
     let add_acl_category = server_fn!(RedisModule_AddACLCategory);
     // SAFETY: the context is live; the server copies the name.
     let status = unsafe { add_acl_category(ctx.as_ptr(), name.as_ptr()) };
-    if status == OK {
-        Ok(())
-    } else {
-        Err(format!("the server refuses the ACL category {name:?}"))
-    }
+    if status == OK { Ok(()) } else { Err(format!("the server refuses the ACL category {name:?}")) }
 }
 
 /// Registers the commands: call number i of `crate::commands::dispatch` is for `specs[i]`. Once, while loading the module.
 pub(crate) fn register(ctx: &Ctx<'_>, specs: &[CommandSpec]) -> Result<(), String> {
     if specs.len() > ENTRIES.len() {
-        return Err(format!(
-            "{} commands, but only {} entries for them",
-            specs.len(),
-            ENTRIES.len()
-        ));
+        return Err(format!("{} commands, but only {} entries for them", specs.len(), ENTRIES.len()));
     }
     for (spec, entry) in specs.iter().zip(ENTRIES) {
         register_one(ctx, spec, entry).map_err(|step| format!("the server refuses {step} of command {}", spec.name))?;
@@ -84,17 +74,7 @@ fn register_one(ctx: &Ctx<'_>, spec: &CommandSpec, entry: Entry) -> Result<(), &
     let (first, last, step) = spec.keys;
     let create_command = server_fn!(RedisModule_CreateCommand);
     // SAFETY: the context is live; the server copies both texts; the entry lives in this library.
-    let status = unsafe {
-        create_command(
-            ctx.as_ptr(),
-            name.as_ptr(),
-            Some(entry),
-            flags.as_ptr(),
-            first,
-            last,
-            step,
-        )
-    };
+    let status = unsafe { create_command(ctx.as_ptr(), name.as_ptr(), Some(entry), flags.as_ptr(), first, last, step) };
     if status != OK {
         return Err("the name or the flags");
     }

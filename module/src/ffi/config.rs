@@ -34,15 +34,7 @@ pub(crate) struct BoolConfig {
 
 impl IntConfig {
     pub(crate) const fn new(name: &'static CStr, default: i64, min: i64, max: i64) -> Self {
-        Self {
-            name,
-            default,
-            min,
-            max,
-            immutable: false,
-            value: AtomicI64::new(default),
-            refusal: None,
-        }
+        Self { name, default, min, max, immutable: false, value: AtomicI64::new(default), refusal: None }
     }
 
     pub(crate) fn get(&self) -> i64 {
@@ -52,10 +44,7 @@ impl IntConfig {
     /// Registers the setting, with `default` instead of its own default (from the module's arguments).
     pub(crate) fn register(&'static self, ctx: &Ctx<'_>, default: i64) -> Result<(), String> {
         if default < self.min || default > self.max {
-            return Err(format!(
-                "{:?} must be in {}..={}, not {default}",
-                self.name, self.min, self.max
-            ));
+            return Err(format!("{:?} must be in {}..={}, not {default}", self.name, self.min, self.max));
         }
         let register = server_fn!(RedisModule_RegisterNumericConfig);
         // SAFETY: the context is live; the server copies the name; the data is this static, read as such in the callbacks.
@@ -79,13 +68,7 @@ impl IntConfig {
 
 impl BoolConfig {
     pub(crate) const fn new(name: &'static CStr, default: bool) -> Self {
-        Self {
-            name,
-            default,
-            immutable: false,
-            value: AtomicBool::new(default),
-            refusal: None,
-        }
+        Self { name, default, immutable: false, value: AtomicBool::new(default), refusal: None }
     }
 
     pub(crate) fn get(&self) -> bool {
@@ -125,19 +108,11 @@ pub(crate) fn load_values(ctx: &Ctx<'_>) -> Result<(), String> {
 }
 
 fn flags(immutable: bool) -> u32 {
-    if immutable {
-        raw::REDISMODULE_CONFIG_IMMUTABLE
-    } else {
-        raw::REDISMODULE_CONFIG_DEFAULT
-    }
+    if immutable { raw::REDISMODULE_CONFIG_IMMUTABLE } else { raw::REDISMODULE_CONFIG_DEFAULT }
 }
 
 fn registered(status: c_int, name: &CStr) -> Result<(), String> {
-    if status == OK {
-        Ok(())
-    } else {
-        Err(format!("the server refuses the setting {name:?}"))
-    }
+    if status == OK { Ok(()) } else { Err(format!("the server refuses the setting {name:?}")) }
 }
 
 /// Hands the reason of a refusal to the server.

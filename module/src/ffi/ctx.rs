@@ -13,10 +13,17 @@ use valkey_module::raw;
 
 use super::api::{self, OK, server_fn};
 use super::main_thread;
-use super::string::CText;
+use super::string::{CText, ServerString};
 
 /// The client id of the client that replays the append-only file.
 const AOF_CLIENT: u64 = u64::MAX;
+
+/// What [`Ctx::connection`] found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connection {
+    /// It receives messages: a reply that comes late could be taken for one, or the other way round.
+    pub(crate) has_subscriptions: bool,
+}
 
 /// How loud a log line is.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +44,7 @@ impl Ctx<'_> {
     /// # Safety
     /// `ctx` is null, or a context that has a client and lives for the lifetime the caller gives to the result.
     pub(super) unsafe fn from_raw(ctx: *mut raw::RedisModuleCtx) -> Option<Self> {
-        NonNull::new(ctx).map(|raw| Self {
-            raw,
-            callback: PhantomData,
-        })
+        NonNull::new(ctx).map(|raw| Self { raw, callback: PhantomData })
     }
 
     pub(super) fn as_ptr(&self) -> *mut raw::RedisModuleCtx {
@@ -74,19 +78,13 @@ impl Ctx<'_> {
         flags.is_replicated() || self.client_id() == AOF_CLIENT || unsafe { api::must_obey_client(self.as_ptr()) }
     }
 
-    /// Is the caller a connection of its own? Scripts and calls by other modules are none (in a script, the id may be that of a connection
-    /// all the same: it depends on the server's version). `flags` are those of this context.
-    pub(crate) fn client_is_connected(&self, flags: ContextFlags) -> bool {
-        let get_client_info = server_fn!(RedisModule_GetClientInfoById);
-        // SAFETY: with no structure to fill, the server only looks the id up.
-        !flags.in_script() && unsafe { get_client_info(ptr::null_mut(), self.client_id()) == OK }
-    }
-
-    /// Does the calling connection have subscriptions? Costs a system call: ask before blocking only.
-    pub(crate) fn client_has_subscriptions(&self) -> bool {
+    /// The calling connection. `None` for a caller that is none: a script, or a call by another module. Costs a system call.
+    pub(crate) fn connection(&self) -> Option<Connection> {
+        // Asked first: the next function crashes Valkey 9.1.2 for a caller that is no connection.
+        self.connected_user_name()?;
         let get_client_info = server_fn!(RedisModule_GetClientInfoById);
         let mut info = raw::RedisModuleClientInfoV1 {
-            version: 1,
+            version: u64::from(raw::REDISMODULE_CLIENTINFO_VERSION),
             flags: 0,
             id: 0,
             addr: [0; 46],
@@ -96,7 +94,18 @@ impl Ctx<'_> {
         let address: *mut c_void = (&raw mut info).cast();
         // SAFETY: the structure is of the version it says, and lives on this stack while the server fills it.
         let known = unsafe { get_client_info(address, self.client_id()) == OK };
-        known && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_PUBSUB) != 0
+        known.then_some(Connection {
+            has_subscriptions: info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_PUBSUB) != 0,
+        })
+    }
+
+    /// The user of the calling connection; `None` if the caller is no connection, or has no user (the replication link).
+    pub(super) fn connected_user_name(&self) -> Option<ServerString> {
+        let user_name_by_id = server_fn!(RedisModule_GetClientUserNameById);
+        // SAFETY: the context is live; the server looks the id up among its connections.
+        let name = unsafe { user_name_by_id(self.as_ptr(), self.client_id()) };
+        // SAFETY: null, or made for us: no context of ours has automatic memory.
+        unsafe { ServerString::from_raw(name) }
     }
 
     /// The database that keys of this context are in.
@@ -209,7 +218,8 @@ pub(crate) fn detached(db: i32) -> Option<Detached> {
     // SAFETY: null, or the context made at load, which has a client of its own and is never freed.
     let ctx: Ctx<'static> = unsafe { Ctx::from_raw(DETACHED.load(Ordering::Acquire)) }?;
     let previous_db = ctx.selected_db();
-    ctx.select_db(db).then_some(Detached { ctx, previous_db })
+    let selected = ctx.select_db(db);
+    selected.then(|| Detached { ctx, previous_db })
 }
 
 /// A use of the detached context; replies to it go nowhere.

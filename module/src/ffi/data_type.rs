@@ -45,11 +45,7 @@ pub(crate) enum AuxPlace {
 
 impl AuxPlace {
     fn from_when(when: c_int) -> Self {
-        if when == BEFORE_KEYS {
-            Self::BeforeKeys
-        } else {
-            Self::AfterKeys
-        }
+        if when == BEFORE_KEYS { Self::BeforeKeys } else { Self::AfterKeys }
     }
 }
 
@@ -66,13 +62,7 @@ pub(super) fn server_type() -> *mut raw::RedisModuleType {
 /// Registers the type, with the version its snapshots carry, and the module's options. Once, while loading the module. `aux_places` says where
 /// `crate::data_type::aux_save` is asked for data.
 pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32, aux_places: &[AuxPlace]) -> Result<(), String> {
-    let set_module_options = server_fn!(RedisModule_SetModuleOptions);
-    // One call with all options: each call replaces the last. Reading errors are ours to handle (otherwise a forged RESTORE ends the
-    // server), and so is telling that a key has changed (a failed ACQUIRE must not break a WATCH).
-    let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
-    // SAFETY: the context is live.
-    unsafe { set_module_options(ctx.as_ptr(), options.cast_signed()) };
-
+    set_options(ctx);
     let aux_save_triggers = aux_places.iter().fold(0, |triggers, place| {
         triggers
             | match place {
@@ -105,12 +95,25 @@ pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32, aux_places: &[AuxPl
     // SAFETY: the context is live; the server copies the table and the name.
     let data_type = unsafe { create_data_type(ctx.as_ptr(), NAME.as_ptr(), encoding_version, &raw mut methods) };
     if data_type.is_null() {
-        return Err(format!(
-            "the server refuses the data type {NAME:?}: is its name taken by another module?"
-        ));
+        return Err(format!("the server refuses the data type {NAME:?}: is its name taken by another module?"));
     }
     TYPE.store(data_type, Ordering::Relaxed);
     Ok(())
+}
+
+/// All options in one call: each call replaces the last.
+fn set_options(ctx: &Ctx<'_>) {
+    // Reading errors are ours to handle (otherwise a forged RESTORE ends the server), and so is telling that a key has changed (a failed
+    // ACQUIRE must not break a WATCH). What we replicate are our own commands: looking each up costs a third of replicating it.
+    let wanted = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
+        | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
+        | raw::VALKEYMODULE_OPTIONS_SKIP_COMMAND_VALIDATION;
+    let options_all = server_fn!(RedisModule_GetModuleOptionsAll);
+    // SAFETY: a function without arguments.
+    let known = unsafe { options_all() };
+    let set_module_options = server_fn!(RedisModule_SetModuleOptions);
+    // SAFETY: the context is live.
+    unsafe { set_module_options(ctx.as_ptr(), wanted.cast_signed() & known) };
 }
 
 /// Handles of values the server has freed, from whichever thread.
@@ -176,9 +179,7 @@ extern "C" fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModul
 }
 
 extern "C" fn mem_usage(_key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void, _sample_size: usize) -> usize {
-    barrier(Callback::MemUsage, 0, || {
-        Handle::from_value(value).map_or(0, crate::data_type::mem_usage)
-    })
+    barrier(Callback::MemUsage, 0, || Handle::from_value(value).map_or(0, crate::data_type::mem_usage))
 }
 
 extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
@@ -192,9 +193,7 @@ extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
 }
 
 extern "C" fn free_effort(_key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) -> usize {
-    barrier(Callback::FreeEffort, 1, || {
-        Handle::from_value(value).map_or(1, crate::data_type::free_effort)
-    })
+    barrier(Callback::FreeEffort, 1, || Handle::from_value(value).map_or(1, crate::data_type::free_effort))
 }
 
 extern "C" fn unlink(key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {

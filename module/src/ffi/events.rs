@@ -38,11 +38,7 @@ pub(crate) enum Event<'a> {
     /// Settings were changed by CONFIG SET.
     ConfigChanged(ConfigNames<'a>),
     /// Slots are moving atomically, to (`import`) or from this node. 9.0 and later.
-    SlotMigration {
-        import: bool,
-        stage: MigrationStage,
-        slots: &'a [SlotRange],
-    },
+    SlotMigration { import: bool, stage: MigrationStage, slots: &'a [SlotRange] },
 }
 
 /// Before or after.
@@ -98,10 +94,7 @@ pub(crate) struct ConfigNames<'a> {
 impl<'a> ConfigNames<'a> {
     pub(crate) fn iter(self) -> impl Iterator<Item = &'a CStr> {
         // SAFETY: the server's NUL-terminated names, which live as long as the event ('a).
-        self.names
-            .iter()
-            .filter(|name| !name.is_null())
-            .map(|name| unsafe { CStr::from_ptr(*name) })
+        self.names.iter().filter(|name| !name.is_null()).map(|name| unsafe { CStr::from_ptr(*name) })
     }
 }
 
@@ -179,22 +172,14 @@ unsafe fn decode<'a>(id: u64, sub_event: u64, data: *mut c_void, _event: Phantom
             Some(Event::BeforeSleep)
         }
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(Event::Cron),
-        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, sub) => Some(Event::RoleChanged {
-            is_primary: sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
-        }),
+        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, sub) => {
+            Some(Event::RoleChanged { is_primary: sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER })
+        }
         (raw::REDISMODULE_EVENT_FLUSHDB, sub) => {
             // SAFETY: the data of this event is this structure.
             let info = unsafe { data.cast::<raw::RedisModuleFlushInfoV1>().as_ref() }?;
-            let phase = if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_START {
-                Phase::Start
-            } else {
-                Phase::End
-            };
-            Some(Event::Flush {
-                phase,
-                db: (info.dbnum >= 0).then_some(info.dbnum),
-                sync: info.sync != 0,
-            })
+            let phase = if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_START { Phase::Start } else { Phase::End };
+            Some(Event::Flush { phase, db: (info.dbnum >= 0).then_some(info.dbnum), sync: info.sync != 0 })
         }
         (raw::REDISMODULE_EVENT_LOADING, sub) => loading(sub).map(Event::Loading),
         (raw::REDISMODULE_EVENT_SWAPDB, _) => {
@@ -207,13 +192,13 @@ unsafe fn decode<'a>(id: u64, sub_event: u64, data: *mut c_void, _event: Phantom
             let info = unsafe { data.cast::<raw::RedisModuleClientInfoV1>().as_ref() }?;
             Some(Event::ClientDisconnected { client_id: info.id })
         }
-        (raw::REDISMODULE_EVENT_FORK_CHILD, sub) => Some(Event::ForkChild {
-            born: sub == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN,
-        }),
+        (raw::REDISMODULE_EVENT_FORK_CHILD, sub) => {
+            Some(Event::ForkChild { born: sub == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN })
+        }
         (raw::REDISMODULE_EVENT_SHUTDOWN, _) => Some(Event::Shutdown),
-        (raw::REDISMODULE_EVENT_REPLICA_CHANGE, sub) => Some(Event::Replica {
-            online: sub == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE,
-        }),
+        (raw::REDISMODULE_EVENT_REPLICA_CHANGE, sub) => {
+            Some(Event::Replica { online: sub == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE })
+        }
         (raw::REDISMODULE_EVENT_PERSISTENCE, sub) => persistence(sub).map(Event::Persistence),
         (raw::REDISMODULE_EVENT_CONFIG, _) => {
             // SAFETY: the data of this event is this structure.

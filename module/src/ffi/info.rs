@@ -23,11 +23,7 @@ pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
     let register_info_func = server_fn!(RedisModule_RegisterInfoFunc);
     // SAFETY: the context is live; the callback lives in this library.
     let status = unsafe { register_info_func(ctx.as_ptr(), Some(on_info)) };
-    if status == OK {
-        Ok(())
-    } else {
-        Err("the server refuses the INFO section".into())
-    }
+    if status == OK { Ok(()) } else { Err("the server refuses the INFO section".into()) }
 }
 
 impl InfoWriter<'_> {
@@ -73,11 +69,7 @@ extern "C" fn on_info(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_in
     barrier(Callback::Info, (), || {
         if let Some(raw) = NonNull::new(info) {
             let for_crash_report = for_crash_report != 0;
-            crate::info::report(&mut InfoWriter {
-                raw,
-                for_crash_report,
-                callback: PhantomData,
-            });
+            crate::info::report(&mut InfoWriter { raw, for_crash_report, callback: PhantomData });
         }
     });
 }

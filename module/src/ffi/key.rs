@@ -56,12 +56,7 @@ impl<'a> Key<'a> {
         if any_open() {
             debug_assert!(false, "a second key was opened before the first was closed");
             ctx.log(LogLevel::Warning, "a key was opened while another was open: refused");
-            return Self {
-                raw: ptr::null_mut(),
-                state: KeyState::OtherType,
-                refused: true,
-                ctx: PhantomData,
-            };
+            return Self { raw: ptr::null_mut(), state: KeyState::OtherType, refused: true, ctx: PhantomData };
         }
         let mode = match mode {
             Mode::Read => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOEFFECTS,
@@ -73,12 +68,7 @@ impl<'a> Key<'a> {
         OPEN.store(true, Ordering::Relaxed);
         // SAFETY: null, or the key opened above.
         let state = unsafe { state_of(raw) };
-        Self {
-            raw,
-            state,
-            refused: false,
-            ctx: PhantomData,
-        }
+        Self { raw, state, refused: false, ctx: PhantomData }
     }
 
     /// What the key holds.

@@ -127,14 +127,10 @@ fn refuse_server(ctx: *mut raw::RedisModuleCtx, refusal: Refusal) {
         return;
     };
     let (text, detail) = match refusal {
-        Refusal::NotValkey => (
-            c"flock is not loaded: this server is not Valkey; flock needs Valkey 8.0 or later%s",
-            "",
-        ),
-        Refusal::TooOld => (
-            c"flock is not loaded: this Valkey is too old; flock needs Valkey 8.0 or later%s",
-            "",
-        ),
+        Refusal::NotValkey => {
+            (c"flock is not loaded: this server is not Valkey; flock needs Valkey 8.0 or later%s", "")
+        }
+        Refusal::TooOld => (c"flock is not loaded: this Valkey is too old; flock needs Valkey 8.0 or later%s", ""),
         Refusal::NameTaken => (c"flock is not loaded: a module named flock is loaded already%s", ""),
         Refusal::Lacks(name) => (c"flock is not loaded: this server lacks the module function %s", name),
     };

@@ -43,10 +43,7 @@ unsafe impl<T> Sync for MainThread<T> {}
 impl<T> MainThread<T> {
     /// An empty cell.
     pub(crate) const fn new() -> Self {
-        Self {
-            value: UnsafeCell::new(None),
-            borrowed: Cell::new(false),
-        }
+        Self { value: UnsafeCell::new(None), borrowed: Cell::new(false) }
     }
 
     /// Puts `value` in. Refused (`false`) on another thread, or while the cell is open.

@@ -17,6 +17,7 @@
 //! | [`replicate`] | effects to replicas, append-only file, rewritten file |
 //! | [`pubsub`] | messages, keyspace events, invalidations |
 //! | [`blocking`] | clients that wait inside a command |
+//! | [`cluster`] | whose slot a key is in; messages between nodes |
 //! | [`events`], [`post_job`] | what happens to the server; work after the running command |
 //! | [`timer_fd`] | the clock since boot, and one timer on it |
 //! | [`config`], [`info`], [`acl`] | settings, INFO, permissions |
@@ -35,6 +36,7 @@
 //! crate::blocking::on_free(NonZeroU64, bool)              the end; true: the client was gone
 //! crate::server_events::on_event(&Ctx, Event)
 //! crate::server_events::on_post_job(&Ctx)
+//! crate::server_events::on_cluster_message(&Ctx, &[u8])
 //! crate::data_type::load(&mut RdbReader, i32) -> Option<Handle>
 //! crate::data_type::save(&mut RdbWriter, Handle) -> bool                       false: not whole, fail the save
 //! crate::data_type::aof_rewrite(&mut AofWriter, ServerStr, Handle) -> bool      the same
@@ -54,6 +56,7 @@ mod api;
 pub(crate) mod args;
 pub(crate) mod barrier;
 pub(crate) mod blocking;
+pub(crate) mod cluster;
 pub(crate) mod command_spec;
 pub(crate) mod commands;
 pub(crate) mod config;

@@ -37,15 +37,8 @@ impl Ctx<'_> {
         };
         let call = server_fn!(RedisModule_Call);
         // SAFETY: the context is live; `c` takes the NUL-terminated text, `s` the live string.
-        let reply = unsafe {
-            call(
-                self.as_ptr(),
-                c"PUBSUB".as_ptr(),
-                c"cs".as_ptr(),
-                subcommand.as_ptr(),
-                channel.as_ptr(),
-            )
-        };
+        let reply =
+            unsafe { call(self.as_ptr(), c"PUBSUB".as_ptr(), c"cs".as_ptr(), subcommand.as_ptr(), channel.as_ptr()) };
         let Some(reply) = CallReply::new(reply) else { return 0 };
         usize::try_from(reply.second_integer()).unwrap_or(0)
     }
@@ -55,22 +48,12 @@ impl Ctx<'_> {
     pub(crate) fn notify_keyspace_event(&self, event: &'static CStr, key_name: ServerStr<'_>) -> bool {
         if key::any_open() {
             debug_assert!(false, "a keyspace event was emitted while a key was open");
-            self.log(
-                LogLevel::Warning,
-                "a keyspace event was emitted while a key was open: refused",
-            );
+            self.log(LogLevel::Warning, "a keyspace event was emitted while a key was open: refused");
             return false;
         }
         let notify = server_fn!(RedisModule_NotifyKeyspaceEvent);
         // SAFETY: context and name are live, the event is NUL-terminated.
-        unsafe {
-            notify(
-                self.as_ptr(),
-                raw::REDISMODULE_NOTIFY_MODULE,
-                event.as_ptr(),
-                key_name.as_ptr(),
-            ) == OK
-        }
+        unsafe { notify(self.as_ptr(), raw::REDISMODULE_NOTIFY_MODULE, event.as_ptr(), key_name.as_ptr()) == OK }
     }
 
     /// Tells WATCH and client-side caching that the key has changed. Nothing else in this layer does so.
@@ -82,11 +65,16 @@ impl Ctx<'_> {
 }
 
 /// The reply of a called command, freed when dropped.
-struct CallReply(*mut raw::RedisModuleCallReply);
+pub(super) struct CallReply(*mut raw::RedisModuleCallReply);
 
 impl CallReply {
-    fn new(reply: *mut raw::RedisModuleCallReply) -> Option<Self> {
-        (!reply.is_null()).then_some(Self(reply))
+    pub(super) fn new(reply: *mut raw::RedisModuleCallReply) -> Option<Self> {
+        (!reply.is_null()).then(|| Self(reply))
+    }
+
+    pub(super) fn is_error(&self) -> bool {
+        // SAFETY: the reply is live.
+        unsafe { reply_type(self.0) == ERROR }
     }
 
     /// The second element of an array, if it is an integer; else 0.
@@ -94,15 +82,22 @@ impl CallReply {
         let array_element = server_fn!(RedisModule_CallReplyArrayElement);
         // SAFETY: the reply is live; the server answers null if it is no array or too short.
         let element = unsafe { array_element(self.0, 1) };
-        let reply_type = server_fn!(RedisModule_CallReplyType);
-        // SAFETY: null is a documented argument; the element lives as long as its array.
-        if element.is_null() || unsafe { reply_type(element) } != INTEGER {
+        // SAFETY: null, or an element, which lives as long as its array.
+        if unsafe { reply_type(element) } != INTEGER {
             return 0;
         }
         let integer = server_fn!(RedisModule_CallReplyInteger);
         // SAFETY: the element is a live integer reply.
         unsafe { integer(element) }
     }
+}
+
+/// # Safety
+/// `reply` is null or live.
+unsafe fn reply_type(reply: *mut raw::RedisModuleCallReply) -> c_int {
+    let call_reply_type = server_fn!(RedisModule_CallReplyType);
+    // SAFETY: the caller's promise; of null, the server answers that the type is unknown.
+    unsafe { call_reply_type(reply) }
 }
 
 impl Drop for CallReply {
@@ -113,5 +108,6 @@ impl Drop for CallReply {
     }
 }
 
-/// `REDISMODULE_REPLY_INTEGER`, in the type the function answers.
+/// `REDISMODULE_REPLY_ERROR` and `REDISMODULE_REPLY_INTEGER`, in the type the function answers.
+const ERROR: c_int = 1;
 const INTEGER: c_int = 2;

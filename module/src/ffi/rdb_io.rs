@@ -22,10 +22,7 @@ impl<'a> RdbReader<'a> {
     /// # Safety
     /// `io` is null, or what the server passed to a callback that lasts for 'a.
     pub(super) unsafe fn from_raw(io: *mut raw::RedisModuleIO) -> Option<Self> {
-        NonNull::new(io).map(|io| Self {
-            io,
-            callback: PhantomData,
-        })
+        NonNull::new(io).map(|io| Self { io, callback: PhantomData })
     }
 
     /// The next number. `None` if there is none: the payload is cut short, or something else stands there.
@@ -94,10 +91,7 @@ impl RdbWriter<'_> {
     /// # Safety
     /// `io` is null, or what the server passed to a running callback.
     pub(super) unsafe fn from_raw(io: *mut raw::RedisModuleIO) -> Option<Self> {
-        NonNull::new(io).map(|io| Self {
-            io,
-            callback: PhantomData,
-        })
+        NonNull::new(io).map(|io| Self { io, callback: PhantomData })
     }
 
     pub(crate) fn save_unsigned(&mut self, number: u64) {
@@ -123,10 +117,7 @@ impl Digest<'_> {
     /// # Safety
     /// `digest` is null, or what the server passed to a running digest callback.
     pub(super) unsafe fn from_raw(digest: *mut raw::RedisModuleDigest) -> Option<Self> {
-        NonNull::new(digest).map(|raw| Self {
-            raw,
-            callback: PhantomData,
-        })
+        NonNull::new(digest).map(|raw| Self { raw, callback: PhantomData })
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {

@@ -31,8 +31,7 @@ fn format(has_key: bool, count: usize) -> Option<[u8; WIDTH_MAX + 2]> {
 
 /// The pointer and length of one argument; past the end, of nothing.
 fn part(args: &[&[u8]], index: usize) -> (*const c_char, usize) {
-    args.get(index)
-        .map_or((ptr::null(), 0), |bytes| (bytes.as_ptr().cast(), bytes.len()))
+    args.get(index).map_or((ptr::null(), 0), |bytes| (bytes.as_ptr().cast(), bytes.len()))
 }
 
 /// Calls the variadic `$function($target, $command, $format, ...)` with the key, if there is one, and as many parts as there are indices.
@@ -76,11 +75,18 @@ macro_rules! call_with_args {
 impl Ctx<'_> {
     /// Sends one command to the replicas and the append-only file: after the running command, with whatever else it replicates, as one unit.
     ///
-    /// `false` if the server does not know the command. Outside a client's write command the caller must have found this node a primary and
+    /// The command must be one of the server's. Outside a client's write command the caller must have found this node a primary and
     /// [`Ctx::avoid_replica_traffic`] false: the server asserts on it.
     pub(crate) fn replicate(&self, command: &'static CStr, key: Option<ServerStr<'_>>, args: &[&[u8]]) -> bool {
         let replicate = server_fn!(RedisModule_Replicate);
         call_with_args!(replicate, self.as_ptr(), command.as_ptr(), key, args) == OK
+    }
+
+    /// Sends the running command as it came. Where nobody listens this only counts one more change, which the server's snapshots go by.
+    pub(crate) fn replicate_verbatim(&self) {
+        let replicate_verbatim = server_fn!(RedisModule_ReplicateVerbatim);
+        // SAFETY: the context is live, with the client whose command is running.
+        unsafe { replicate_verbatim(self.as_ptr()) };
     }
 }
 
@@ -94,10 +100,7 @@ impl AofWriter<'_> {
     /// # Safety
     /// `io` is null, or what the server passed to a running `aof_rewrite` callback.
     pub(super) unsafe fn from_raw(io: *mut raw::RedisModuleIO) -> Option<Self> {
-        NonNull::new(io).map(|io| Self {
-            io,
-            callback: PhantomData,
-        })
+        NonNull::new(io).map(|io| Self { io, callback: PhantomData })
     }
 
     /// Writes one command. Errors of the file stay with the server, which fails the rewrite.

@@ -20,10 +20,7 @@ impl<'a> ServerStr<'a> {
     /// # Safety
     /// `string` is null, or a string that lives, unchanged, for `'a`.
     pub(super) unsafe fn from_raw(string: *const raw::RedisModuleString) -> Option<Self> {
-        NonNull::new(string.cast_mut()).map(|raw| Self {
-            raw,
-            owner: PhantomData,
-        })
+        NonNull::new(string.cast_mut()).map(|raw| Self { raw, owner: PhantomData })
     }
 
     pub(super) fn as_ptr(self) -> *mut raw::RedisModuleString {
@@ -74,10 +71,7 @@ impl ServerString {
     }
 
     pub(crate) fn as_str(&self) -> ServerStr<'_> {
-        ServerStr {
-            raw: self.raw,
-            owner: PhantomData,
-        }
+        ServerStr { raw: self.raw, owner: PhantomData }
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn disarm() {
 
 /// Did the timer fire since this was last asked?
 pub(crate) fn take_fired() -> bool {
-    FIRED.swap(false, Ordering::Relaxed)
+    FIRED.load(Ordering::Relaxed) && FIRED.swap(false, Ordering::Relaxed)
 }
 
 /// Microseconds since boot, sleep included; `CLOCK_MONOTONIC` where there is no `CLOCK_BOOTTIME`.
@@ -102,21 +102,11 @@ fn set(deadline_us: u64) -> bool {
         return false;
     }
     // All zero disarms; so a deadline is at least a microsecond.
-    let at_us = if deadline_us == NOT_ARMED {
-        0
-    } else {
-        deadline_us.max(1)
-    };
+    let at_us = if deadline_us == NOT_ARMED { 0 } else { deadline_us.max(1) };
     let seconds = c_long::try_from(at_us / US_PER_S).unwrap_or(c_long::MAX);
     let nanoseconds = c_long::try_from(at_us % US_PER_S * 1000).unwrap_or(0);
     let value = Timespec { seconds, nanoseconds };
-    let timer = Itimerspec {
-        interval: Timespec {
-            seconds: 0,
-            nanoseconds: 0,
-        },
-        value,
-    };
+    let timer = Itimerspec { interval: Timespec { seconds: 0, nanoseconds: 0 }, value };
     // SAFETY: our descriptor; the structure lives on this stack, and the old value is not asked for.
     let done = unsafe { timerfd_settime(fd, TFD_TIMER_ABSTIME, &raw const timer, ptr::null_mut()) } == 0;
     if done {
@@ -126,10 +116,7 @@ fn set(deadline_us: u64) -> bool {
 }
 
 fn clock_us(clock: c_int) -> u64 {
-    let mut time = Timespec {
-        seconds: 0,
-        nanoseconds: 0,
-    };
+    let mut time = Timespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: the kernel fills a structure on this stack. It cannot fail for a clock that exists; if it did, the time would be 0.
     unsafe { clock_gettime(clock, &raw mut time) };
     let seconds = u64::try_from(time.seconds).unwrap_or(0);
@@ -184,7 +171,4 @@ unsafe extern "C" {
     fn close_descriptor(fd: c_int) -> c_int;
 }
 
-const _: () = assert!(
-    cfg!(target_os = "linux") && usize::BITS == 64,
-    "the module is built for 64-bit Linux"
-);
+const _: () = assert!(cfg!(target_os = "linux") && usize::BITS == 64, "the module is built for 64-bit Linux");

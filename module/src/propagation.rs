@@ -1,0 +1,60 @@
+//! Whether anybody can receive what is replicated.
+//!
+//! Handing an effect to the server costs it three strings and a look-up, a quarter of a whole command, also where it then finds that
+//! nobody listens: no replica, no backlog that a replica could resume from, no append-only file, no slot on its way to another
+//! server. On such a server effects are not handed over.
+//!
+//! This must never be wrong, so the answer "nobody" is earned and easily lost:
+//!
+//! * It is given only after the server's own INFO has said so, looked at once a second at most.
+//! * It ends with the birth of any fork child, which the server reports before it runs another command. Nobody can start to listen
+//!   without one: a new replica, a new append-only file and a slot migration all begin with a snapshot made by a child, and the
+//!   snapshot contains what was done before. (A replica that resumes without a snapshot needs a backlog, and with one the answer is
+//!   not "nobody".)
+//! * It ends with a change of role, and an append-only file that is on ends it too, asked at each command.
+//!
+//! `docs/decisions/0003-effects-without-listeners.md` has the argument and the measurements.
+
+use crate::ffi::ctx::{ContextFlags, Ctx};
+use crate::ffi::info::server_field;
+use crate::ffi::timer_fd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// INFO is asked this often.
+const LOOK_EVERY_US: u64 = 1_000_000;
+
+static NOBODY_LISTENS: AtomicBool = AtomicBool::new(false);
+static LOOKED_AT_US: AtomicU64 = AtomicU64::new(0);
+
+/// Must effects be handed to the server?
+pub(crate) fn is_needed(flags: ContextFlags) -> bool {
+    !NOBODY_LISTENS.load(Ordering::Relaxed) || flags.has_aof()
+}
+
+/// Somebody may listen from now on.
+pub(crate) fn somebody_may_listen() {
+    NOBODY_LISTENS.store(false, Ordering::Relaxed);
+    LOOKED_AT_US.store(timer_fd::boottime_us(), Ordering::Relaxed);
+}
+
+/// Looks whether anybody listens. Called from the server's cron.
+pub(crate) fn look(ctx: &Ctx<'_>) {
+    if NOBODY_LISTENS.load(Ordering::Relaxed) {
+        return; // stays true until an event ends it
+    }
+    let now = timer_fd::boottime_us();
+    if now.saturating_sub(LOOKED_AT_US.load(Ordering::Relaxed)) < LOOK_EVERY_US {
+        return;
+    }
+    LOOKED_AT_US.store(now, Ordering::Relaxed);
+    let says = |section, field, nobody: &str| server_field(ctx, section, field).is_some_and(|value| value == nobody);
+    let nobody = says(c"replication", c"role", "master")
+        && says(c"replication", c"connected_slaves", "0")
+        && says(c"replication", c"repl_backlog_active", "0")
+        && says(c"persistence", c"aof_enabled", "0")
+        && says(c"persistence", c"rdb_bgsave_in_progress", "0")
+        && says(c"persistence", c"aof_rewrite_in_progress", "0")
+        // A slot migration lasts longer than its child; in cluster mode nobody is never certain.
+        && !ctx.flags().is_cluster();
+    NOBODY_LISTENS.store(nobody, Ordering::Relaxed);
+}
