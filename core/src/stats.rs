@@ -20,6 +20,8 @@ pub struct Stats {
     pub revoked: u64,
     /// Holds that were lost because something else happened to the key.
     pub removed: u64,
+    /// Holds whose key the server evicted or expired, and which were put back.
+    pub put_back: u64,
     /// Grants that could not be delivered.
     pub undelivered: u64,
     /// Waits that ended because their time was up.

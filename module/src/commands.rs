@@ -39,7 +39,6 @@ pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
     let specs = HANDLERS.map(|(name, _)| spec::COMMANDS.iter().find(|spec| spec.name == name));
     let specs: Option<Vec<_>> = specs.into_iter().collect();
     let specs = specs.filter(|specs| specs.len() == spec::COMMANDS.len()).ok_or("a command has no handler")?;
-    let specs: Vec<_> = specs.into_iter().map(crate::spec_bridge::bridge).collect();
     ffi::commands::register(ctx, &specs)
 }
 

@@ -10,14 +10,22 @@ use flock_core::wire;
 
 const DURATION_MAX_MS: i64 = DURATION_MAX.as_ms() as i64;
 const DAY_MS: i64 = 24 * 3600 * 1000;
+// The hard caps of the wire: what is stored or replicated is never longer.
+const OWNER_BYTES_MAX: i64 = 4096;
+const LABEL_BYTES_MAX: i64 = 4096;
+const IDS_PER_HOLD_MAX: i64 = 1024;
+const _: () = assert!(
+    wire::OWNER_BYTES_MAX == 4096 && wire::LABEL_BYTES_MAX == 4096 && wire::IDS_MAX == 1024,
+    "the settings' ranges are the wire's"
+);
 
 //                                                        name                    default  least            most
 static LEASE_MAX_MS: IntConfig = IntConfig::new(c"lease-max-ms", DAY_MS, 1, DURATION_MAX_MS);
 static WAIT_MAX_MS: IntConfig = IntConfig::new(c"wait-max-ms", DAY_MS, 1, DURATION_MAX_MS);
 static WAITERS_MAX: IntConfig = IntConfig::new(c"waiters-max", 100_000, 0, 10_000_000);
-static OWNER_MAX_BYTES: IntConfig = IntConfig::new(c"owner-max-bytes", 256, 1, wire::OWNER_BYTES_MAX as i64);
-static LABEL_MAX_BYTES: IntConfig = IntConfig::new(c"label-max-bytes", 256, 0, wire::LABEL_BYTES_MAX as i64);
-static IDS_MAX: IntConfig = IntConfig::new(c"ids-max", 64, 1, wire::IDS_MAX as i64);
+static OWNER_MAX_BYTES: IntConfig = IntConfig::new(c"owner-max-bytes", 256, 1, OWNER_BYTES_MAX);
+static LABEL_MAX_BYTES: IntConfig = IntConfig::new(c"label-max-bytes", 256, 0, LABEL_BYTES_MAX);
+static IDS_MAX: IntConfig = IntConfig::new(c"ids-max", 64, 1, IDS_PER_HOLD_MAX);
 static PROMOTION_GRACE_MS: IntConfig = IntConfig::new(c"promotion-grace-ms", 0, 0, DURATION_MAX_MS);
 static FLOOR_ENABLED: BoolConfig = BoolConfig::new(c"floor-enabled", true);
 /// Whether the end of a hold is published on the lock's own channel.
@@ -76,7 +84,10 @@ pub(crate) fn warn_of_eviction(ctx: &Ctx<'_>) {
     if let Some(policy) = eviction_policy(ctx).filter(|policy| policy.starts_with("allkeys")) {
         ctx.log(
             LogLevel::Warning,
-            &format!("maxmemory-policy {policy} may evict held locks: mutual exclusion then rests on the fencing tokens alone; use noeviction or a volatile-* policy"),
+            &format!(
+                "maxmemory-policy {policy} may evict held locks: each is put back at once under its token, which frees no memory \
+                 and costs work; use noeviction or a volatile-* policy"
+            ),
         );
     }
 }

@@ -64,6 +64,7 @@ fn locks(writer: &mut InfoWriter<'_>, table: &Table) {
         (c"expired", stats.expired),
         (c"revoked", stats.revoked),
         (c"removed", stats.removed),
+        (c"put_back", stats.put_back),
         (c"undelivered", stats.undelivered),
         (c"busy", stats.busy),
         (c"timed_out", stats.timed_out),

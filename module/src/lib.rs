@@ -26,7 +26,6 @@ mod inspect;
 mod perform;
 mod propagation;
 mod server_events;
-mod spec_bridge;
 mod state;
 mod turn;
 
@@ -42,6 +41,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: &[&[u8]]) -> Result<(), String> {
     config::register(ctx, args)?;
     ffi::info::register(ctx)?;
     ffi::events::subscribe(ctx)?;
+    ffi::keyspace_events::subscribe(ctx)?;
     ctx.receive_broadcasts();
     if !ffi::timer_fd::open() {
         ctx.log(LogLevel::Warning, "this system has no timerfd: leases end up to 100 ms late");

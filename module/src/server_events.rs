@@ -1,7 +1,8 @@
 //! What happens to the server, translated for the table.
 
 use crate::ffi::ctx::{Ctx, LogLevel};
-use crate::ffi::events::{Event, Loading, Phase};
+use crate::ffi::events::{Event, Loading};
+use crate::ffi::string::ServerStr;
 use crate::perform::Shell;
 use crate::state::{self, with_table};
 use crate::{cluster, config, propagation, turn};
@@ -27,7 +28,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
                 Shell::in_turn(ctx).perform_keyless(decision);
             }
         }
-        Event::Flush { phase: Phase::Start, db, .. } => {
+        Event::FlushStarted { db } => {
             let speak = ctx.flags().is_primary();
             let db = db.map(|db| u16::try_from(db).unwrap_or(u16::MAX));
             if let Some(decision) = with_table(|table| table.flushed(db, speak)) {
@@ -65,18 +66,17 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         Event::Loading(Loading::Failed) => {
             ctx.log(LogLevel::Warning, "loading failed: the locks read so far are dropped")
         }
-        Event::Flush { phase: Phase::End, .. }
-        | Event::Loading(Loading::RdbStarted | Loading::AofStarted | Loading::ReplicationStarted)
-        | Event::ForkChild { born: false }
-        | Event::Shutdown
-        | Event::Replica { .. }
-        | Event::Persistence(_)
-        | Event::SlotMigration { .. } => {}
+        Event::Loading(Loading::RdbStarted | Loading::AofStarted | Loading::ReplicationStarted)
+        | Event::ForkChild { born: false } => {}
     }
 }
 
-/// After a notification: whatever it was about is looked at in BeforeSleep.
-pub(crate) fn on_post_job(_ctx: &Ctx<'_>) {}
+/// The server evicted or expired a key. If it was a lock's, that lock was not given up by anybody.
+pub(crate) fn on_key_taken(ctx: &Ctx<'_>, key: ServerStr<'_>) {
+    if let Ok(db) = u16::try_from(ctx.selected_db()) {
+        with_table(|table| table.taken_by_server(db, key.bytes()));
+    }
+}
 
 /// A message of the module on another node of the cluster.
 pub(crate) fn on_cluster_message(ctx: &Ctx<'_>, message: &[u8]) {

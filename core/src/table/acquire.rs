@@ -93,7 +93,9 @@ impl Table {
             }
             // In another mode the turn is lost: the request starts anew at the end.
             if let Some(old) = self.take_waiter(waiter) {
-                self.supersede(place, &old, None, &mut step.effects);
+                let listens = matches!(request.wait, Wait::Queue(_));
+                let kept = request.channel.filter(|_| listens).map(crate::effect::Channel::new);
+                self.supersede(place, &old, kept.as_ref(), &mut step.effects);
             }
             self.serve(now, lock, None, audience, &mut step.effects);
         }

@@ -35,6 +35,7 @@ impl Table {
     /// The next thing that is due, one at a time: the shell calls this in BeforeSleep while it may act, until `Nothing` comes or its
     /// time is used up. Leases before waits, so that a waiter whose time is up in the same instant still gets a lock that is free.
     pub fn advance(&mut self, now: Time) -> Due {
+        self.settle_removed();
         loop {
             if let Some(pending) = self.pending.pop_front() {
                 match self.perform_pending(now, pending) {
@@ -86,7 +87,7 @@ impl Table {
 
     /// The lease of a session hold lasts at most its grace once its connection has closed.
     fn cut_session(&mut self, now: Time, lock: LockId, token: Token) -> Option<Decision<()>> {
-        if self.sessions.is_bound(token) {
+        if self.sessions.client_of(token).is_some() {
             return None; // renewed over another connection meanwhile
         }
         let hold = self.lock(lock)?.get(token)?;

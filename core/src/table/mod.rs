@@ -12,6 +12,7 @@
 //! | `serve.rs` | the handoff: who is next |
 //! | `due.rs` | [`Table::advance`], [`Table::look`]: deadlines, cut sessions, places to look at |
 //! | `outside.rs` | what others do: deletions, flushes, swaps, connections, promotion, demotion |
+//! | `put_back.rs` | [`Table::taken_by_server`]: keys that the server itself took away come back |
 //! | `durable.rs` | [`Table::apply`], [`Table::load`]: replicas and loading apply, they never decide |
 //!
 //! A lock's number ([`LockId`]) is the value stored in the keyspace. It stays taken until the server frees that value
@@ -22,6 +23,7 @@ mod due;
 mod durable;
 mod give_back;
 mod outside;
+mod put_back;
 mod serve;
 mod session;
 
@@ -127,6 +129,8 @@ pub struct Table {
     pending: VecDeque<due::Pending>,
     /// Grants that could not be delivered: they end when their place is looked at.
     undelivered: Vec<(LockId, Token)>,
+    just_removed: Option<put_back::JustRemoved>,
+    to_put_back: Vec<put_back::PutBack>,
     /// No new grants before this (after a promotion).
     grace_until: Option<Time>,
     /// The buffer of the last effects, to be used again.
@@ -229,7 +233,7 @@ impl Table {
     /// When something will be due: the shell's one timer. Perhaps too early, never too late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        if !self.pending.is_empty() {
+        if !self.pending.is_empty() || self.just_removed.is_some() {
             return Some(Time::ZERO);
         }
         let lease = self.deadlines.first().map(|(at, _)| at);
@@ -282,6 +286,7 @@ impl Table {
             was_held: place.lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free()),
             effects: self.effects(),
         };
+        self.put_back(now, place, &mut step);
         // Somebody waits under this name though no lock was held here: the queue goes before any newcomer.
         if let Some(queue) = self.queues.of_name(place.db, place.key) {
             step.lock = step.lock.or_else(|| self.new_entry(place.name()));

@@ -4,6 +4,7 @@
 //! what must be replicated or published comes out of [`Table::advance`], after that command.
 
 use super::due::{Pending, push_outcome};
+use super::put_back::JustRemoved;
 use super::{ClientId, LockId, Table};
 use crate::effect::{Decision, Effect, Effects, KeyAction, WaitOutcome};
 use crate::lock::Change;
@@ -22,14 +23,15 @@ impl Table {
         if self.lock(lock).is_none_or(crate::lock::Lock::is_free) {
             return;
         }
-        if speak {
-            let lost: Vec<Effect> = self
-                .lock(lock)
-                .into_iter()
-                .flat_map(crate::lock::Lock::holds)
-                .filter_map(|hold| self.loss_notice(lock, hold, reason))
-                .collect();
-            self.pending.extend(lost.into_iter().map(Pending::Say));
+        self.settle_removed();
+        if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
+            let lost: Vec<Effect> = held.holds().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
+            if reason == LossReason::Removed {
+                let holds = held.holds().map(|hold| (hold.to_grant(), self.sessions.client_of(hold.token))).collect();
+                self.just_removed = Some(JustRemoved { name, holds, lost });
+            } else {
+                self.pending.extend(lost.into_iter().map(Pending::Say));
+            }
         }
         self.stats.removed += self.lock(lock).map_or(0, |lock| lock.len() as u64);
         self.change(lock, &Change::End { token: None }, crate::lock::Start::AfterLoading);
@@ -62,6 +64,7 @@ impl Table {
         for lock in locks {
             self.removed(lock, LossReason::Flushed, speak);
         }
+        self.to_put_back.retain(|put_back| !in_db(put_back.name()));
         Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
     }
 
@@ -155,6 +158,8 @@ impl Table {
     pub fn demoted(&mut self) -> Decision<()> {
         let decision = self.dismiss_all(EndReason::RoleChanged);
         self.pending.clear();
+        self.just_removed = None;
+        self.to_put_back.clear();
         self.undelivered.clear();
         self.grace_until = None;
         self.sessions.unbind_all();

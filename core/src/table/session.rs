@@ -95,9 +95,9 @@ impl Sessions {
             .collect()
     }
 
-    /// Whether this hold lives on a connection.
-    pub(super) fn is_bound(&self, token: Token) -> bool {
-        self.holds.get(&token).is_some_and(|(_, client)| client.is_some())
+    /// The connection this hold lives on.
+    pub(super) fn client_of(&self, token: Token) -> Option<ClientId> {
+        self.holds.get(&token).and_then(|(_, client)| *client)
     }
 
     /// No connection counts any more (demotion).

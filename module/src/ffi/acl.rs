@@ -1,4 +1,5 @@
-//! What the user behind a command may do beyond what the server has checked: keys and channels that the command names in its own way.
+//! What the user behind a command may do beyond what the server has checked: keys and channels that the command names
+//! in its own way.
 
 use std::ffi::c_int;
 use std::io;
@@ -16,7 +17,8 @@ const NO_USER: i32 = 95;
 
 /// The user a command runs as.
 pub(crate) enum CurrentUser<'a> {
-    /// No user is attached: the replication link, the append-only file, another module. The server checks nothing there, nor do we.
+    /// No user is attached: the replication link, the append-only file, another module. The server checks nothing
+    /// there, nor do we.
     Unrestricted,
     /// A user of the server's list.
     Listed(User<'a>),
@@ -77,11 +79,13 @@ impl Drop for User<'_> {
     }
 }
 
-/// The user name of a caller that is none: a script, or a call by another module. `None` if no user is attached, which the function for the name
-/// does not survive; so a call "as the current user" of a command that does not exist asks first.
+/// The user name of a caller that is none: a script, or a call by another module. `None` if no user is attached, which
+/// the function for the name does not survive; so a call "as the current user" of a command that does not exist asks
+/// first.
 fn unconnected_user_name(ctx: &Ctx<'_>) -> Option<ServerString> {
     let call = server_fn!(RedisModule_Call);
-    // SAFETY: the context is live; the format takes no argument. There is no such command, so nothing runs and no reply is made.
+    // SAFETY: the context is live; the format takes no argument. There is no such command, so nothing runs and no reply
+    // is made.
     let reply = unsafe { call(ctx.as_ptr(), c"flock.no-such-command".as_ptr(), c"C".as_ptr()) };
     if reply.is_null() && io::Error::last_os_error().raw_os_error() == Some(NO_USER) {
         return None;

@@ -1,8 +1,9 @@
 //! The server's function table: which functions we need, and how one is called.
 //!
-//! The server hands its functions out by name, once, into the `raw::RedisModule_*` statics. A name it does not know leaves the static empty,
-//! and calling an empty one would crash the server. So every function used in this layer stands in the list below; `load` refuses the server if one
-//! of them is missing, and [`server_fn!`] compiles for listed names only. Functions younger than the oldest server are looked up by [`lookup`].
+//! The server hands its functions out by name, once, into the `raw::RedisModule_*` statics. A name it does not know
+//! leaves the static empty, and calling an empty one would crash the server. So every function used in this layer
+//! stands in the list below; `load` refuses the server if one of them is missing, and [`server_fn!`] compiles for
+//! listed names only. Functions younger than the oldest server are looked up by [`lookup`].
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem::transmute;
@@ -17,10 +18,11 @@ pub(super) const ERR: c_int = 1;
 
 macro_rules! required {
     ($($name:ident)*) => {
-        /// One marker for each required function: [`server_fn!`] names it, so that a function missing from the list does not compile.
+        /// One marker for each required function: [`server_fn!`] names it, so that a function missing from the list
+        /// does not compile.
         pub(super) mod required {
             $(
-                #[allow(non_camel_case_types, dead_code, reason = "the marker carries the server's own name and no value")]
+                #[allow(non_camel_case_types, dead_code, reason = "a marker with the server's own name, and no value")]
                 pub(in crate::ffi) struct $name;
             )*
         }
@@ -39,28 +41,33 @@ macro_rules! required {
 }
 
 required! {
-    RedisModule_ACLCheckChannelPermissions RedisModule_ACLCheckKeyPermissions RedisModule_AddACLCategory RedisModule_AddPostNotificationJob
-    RedisModule_Alloc RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockClientGetPrivateData
-    RedisModule_BlockClientSetPrivateData RedisModule_BlockedClientDisconnected RedisModule_Call RedisModule_CallReplyArrayElement
-    RedisModule_CallReplyInteger RedisModule_CallReplyType RedisModule_Calloc RedisModule_CloseKey RedisModule_CreateCommand
-    RedisModule_CreateDataType RedisModule_CreateString RedisModule_DeleteKey RedisModule_DigestAddLongLong
-    RedisModule_DigestAddStringBuffer RedisModule_DigestEndSequence RedisModule_EmitAOF RedisModule_EventLoopAdd RedisModule_EventLoopDel
-    RedisModule_Free RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString
+    RedisModule_ACLCheckChannelPermissions RedisModule_ACLCheckKeyPermissions RedisModule_AddACLCategory
+    RedisModule_Alloc RedisModule_AvoidReplicaTraffic RedisModule_BlockClient
+    RedisModule_BlockClientGetPrivateData RedisModule_BlockClientSetPrivateData RedisModule_BlockedClientDisconnected
+    RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyType
+    RedisModule_Calloc RedisModule_CloseKey RedisModule_CreateCommand RedisModule_CreateDataType
+    RedisModule_CreateString RedisModule_DeleteKey RedisModule_DigestAddLongLong RedisModule_DigestAddStringBuffer
+    RedisModule_DigestEndSequence RedisModule_EmitAOF RedisModule_EventLoopAdd RedisModule_EventLoopDel RedisModule_Free
+    RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString
     RedisModule_GetApi RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById
     RedisModule_GetClientUserNameById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName
-    RedisModule_GetDbIdFromIO RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromIO
-    RedisModule_GetKeyNameFromOptCtx RedisModule_GetModuleOptionsAll RedisModule_GetModuleUserFromUserName RedisModule_GetSelectedDb RedisModule_GetServerInfo
-    RedisModule_GetServerVersion RedisModule_InfoAddFieldCString RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection
-    RedisModule_InfoBeginDictField RedisModule_InfoEndDictField RedisModule_IsBlockedReplyRequest RedisModule_IsBlockedTimeoutRequest
-    RedisModule_IsIOError RedisModule_IsModuleNameBusy RedisModule_KeyType RedisModule_LoadConfigs RedisModule_LoadStringBuffer RedisModule_LoadUnsigned RedisModule_Log
-    RedisModule_ModuleTypeGetType RedisModule_ModuleTypeGetValue RedisModule_ModuleTypeSetValue RedisModule_NotifyKeyspaceEvent
-    RedisModule_OpenKey RedisModule_PublishMessage RedisModule_PublishMessageShard RedisModule_RegisterBoolConfig
-    RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig RedisModule_Replicate RedisModule_ReplicateVerbatim RedisModule_ReplyWithArray RedisModule_ReplyWithError
-    RedisModule_ReplyWithLongLong RedisModule_ReplyWithMap RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString
-    RedisModule_ReplyWithStringBuffer RedisModule_RegisterClusterMessageReceiver RedisModule_SaveStringBuffer RedisModule_SaveUnsigned RedisModule_SendClusterMessage RedisModule_SelectDb
-    RedisModule_ServerInfoGetFieldC RedisModule_SetCommandACLCategories RedisModule_SetCommandInfo RedisModule_SetDisconnectCallback
-    RedisModule_SetModuleAttribs RedisModule_SetModuleOptions RedisModule_SignalModifiedKey RedisModule_StringPtrLen
-    RedisModule_SubscribeToServerEvent RedisModule_UnblockClient
+    RedisModule_GetDbIdFromIO RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext
+    RedisModule_GetKeyNameFromIO RedisModule_GetKeyNameFromOptCtx RedisModule_GetModuleOptionsAll
+    RedisModule_GetModuleUserFromUserName RedisModule_GetSelectedDb RedisModule_GetServerInfo
+    RedisModule_GetServerVersion RedisModule_InfoAddFieldCString RedisModule_InfoAddFieldULongLong
+    RedisModule_InfoAddSection RedisModule_InfoBeginDictField RedisModule_InfoEndDictField
+    RedisModule_IsBlockedReplyRequest RedisModule_IsBlockedTimeoutRequest RedisModule_IsIOError
+    RedisModule_IsModuleNameBusy RedisModule_KeyType RedisModule_LoadConfigs RedisModule_LoadStringBuffer
+    RedisModule_LoadUnsigned RedisModule_Log RedisModule_ModuleTypeGetType RedisModule_ModuleTypeGetValue
+    RedisModule_ModuleTypeSetValue RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
+    RedisModule_PublishMessageShard RedisModule_RegisterBoolConfig RedisModule_RegisterClusterMessageReceiver
+    RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig RedisModule_Replicate RedisModule_ReplicateVerbatim
+    RedisModule_ReplyWithArray RedisModule_ReplyWithError RedisModule_ReplyWithLongLong RedisModule_ReplyWithMap
+    RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString RedisModule_ReplyWithStringBuffer
+    RedisModule_SaveStringBuffer RedisModule_SaveUnsigned RedisModule_SelectDb RedisModule_SendClusterMessage
+    RedisModule_ServerInfoGetFieldC RedisModule_SetCommandACLCategories RedisModule_SetCommandInfo
+    RedisModule_SetDisconnectCallback RedisModule_SetModuleAttribs RedisModule_SetModuleOptions
+    RedisModule_SignalModifiedKey RedisModule_StringPtrLen RedisModule_SubscribeToKeyspaceEvents RedisModule_SubscribeToServerEvent RedisModule_UnblockClient
 }
 
 /// The server function of that name, ready to be called: `let close = server_fn!(RedisModule_CloseKey);`
@@ -69,7 +76,8 @@ macro_rules! server_fn {
         let _ = $crate::ffi::api::required::$name;
         // SAFETY: a plain read; the static is written once, by `load`, before the server can call us in any other way.
         let function = unsafe { valkey_module::raw::$name };
-        // SAFETY: the marker above puts the name on the required list, and `load` refuses a server that lacks one of the list.
+        // SAFETY: the marker above puts the name on the required list, and `load` refuses a server that lacks one of
+        // the list.
         unsafe { function.unwrap_unchecked() }
     }};
 }
@@ -80,7 +88,8 @@ pub(super) fn lookup(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: a plain read of a static that is written by `load` alone, earlier on this same thread.
     let get_api = unsafe { raw::RedisModule_GetApi }?;
     let mut function: *mut c_void = ptr::null_mut();
-    // SAFETY: the server reads the NUL-terminated name and writes one pointer to the address it is given; both live on this stack.
+    // SAFETY: the server reads the NUL-terminated name and writes one pointer to the address it is given; both live on
+    // this stack.
     let found = unsafe { get_api(name.as_ptr(), (&raw mut function).cast()) } == OK;
     if found { NonNull::new(function) } else { None }
 }

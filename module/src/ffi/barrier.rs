@@ -1,8 +1,9 @@
 //! The wall between a panic and the server.
 //!
-//! A panic that reached C would abort the server. So every function the server can call runs its body in [`barrier`], which turns a panic into a
-//! given fallback, counts it, and writes one log line per kind of callback (a broken callback in a loop must not fill the disk).
-//! After a panic the module's state is as the panic left it: plan first, change last.
+//! A panic that reached C would abort the server. So every function the server can call runs its body in [`barrier`],
+//! which turns a panic into a given fallback, counts it, and writes one log line per kind of callback (a broken
+//! callback in a loop must not fill the disk). After a panic the module's state is as the panic left it: plan first,
+//! change last.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +23,7 @@ pub(crate) enum Callback {
     FreeWaiter,
     ServerEvent,
     ClusterMessage,
-    PostJob,
+    KeyspaceEvent,
     Timer,
     RdbLoad,
     RdbSave,
@@ -84,7 +85,8 @@ fn report(callback: Callback, payload: &(dyn Any + Send)) {
     };
     let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let message = format!(
-        "a bug was caught in the {callback:?} callback, the server goes on: {text} ({place}). Further ones of this kind are only counted."
+        "a bug was caught in the {callback:?} callback, the server goes on: {text} ({place}). \
+         Further ones of this kind are only counted."
     );
     log_without_ctx(LogLevel::Warning, &message);
 }

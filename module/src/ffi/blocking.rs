@@ -1,12 +1,14 @@
 //! Clients that wait inside a command.
 //!
-//! The server keeps a handle for each blocked client until it is unblocked, exactly once: never is a leak, twice is a crash. Here the
-//! handle is a value that is consumed: [`BlockedClient::unblock`], or dropping it, unblocks. What is attached to it is a number that the module chose for the
-//! waiter, never a pointer, so a late callback can at worst name a waiter that is gone.
+//! The server keeps a handle for each blocked client until it is unblocked, exactly once: never is a leak, twice is a
+//! crash. Here the handle is a value that is consumed: [`BlockedClient::unblock`], or dropping it, unblocks. What is
+//! attached to it is a number that the module chose for the waiter, never a pointer, so a late callback can at worst
+//! name a waiter that is gone.
 //!
-//! The callbacks of one waiter, all on the main thread: `on_timeout` (CLIENT UNBLOCK TIMEOUT) or `on_disconnect` (the connection is gone, or CLIENT
-//! UNBLOCK ERROR, or a demotion), each while the module still holds the handle or just after it gave it back; then, once it was unblocked,
-//! `on_reply` if the client is still there; last `on_free`, always, with what became of the client.
+//! The callbacks of one waiter, all on the main thread: `on_timeout` (CLIENT UNBLOCK TIMEOUT) or `on_disconnect` (the
+//! connection is gone, or CLIENT UNBLOCK ERROR, or a demotion), each while the module still holds the handle or just
+//! after it gave it back; then, once it was unblocked, `on_reply` if the client is still there; last `on_free`, always,
+//! with what became of the client.
 
 use std::ffi::{c_int, c_void};
 use std::num::NonZeroU64;
@@ -25,10 +27,12 @@ pub(crate) struct BlockedClient {
     waiter: NonZeroU64,
 }
 
-/// Blocks the calling client until it is unblocked; the server itself sets no limit of time. The running command must not reply.
+/// Blocks the calling client until it is unblocked; the server itself sets no limit of time. The running command must
+/// not reply.
 ///
-/// `None`, with nothing done, where a client cannot wait: in MULTI, in a script, called by a module, on a replication link, outside a command; or if
-/// the command has replied, or blocked the client, already (blocking twice crashes the server).
+/// `None`, with nothing done, where a client cannot wait: in MULTI, in a script, called by a module, on a replication
+/// link, outside a command; or if the command has replied, or blocked the client, already (blocking twice crashes the
+/// server).
 pub(crate) fn block(ctx: &Ctx<'_>, waiter: NonZeroU64) -> Option<BlockedClient> {
     let flags = ctx.flags();
     if !reply::is_owed_whole() || flags.denies_blocking() || ctx.must_obey_client(flags) || in_blocked_callback(ctx) {
@@ -49,8 +53,8 @@ pub(crate) fn block(ctx: &Ctx<'_>, waiter: NonZeroU64) -> Option<BlockedClient> 
 }
 
 impl BlockedClient {
-    /// Lets the client go: `on_reply` (if it is still there) and `on_free` follow later, from the event loop. Must be called also after
-    /// `on_timeout` and `on_disconnect`, which leave the handle alive.
+    /// Lets the client go: `on_reply` (if it is still there) and `on_free` follow later, from the event loop. Must be
+    /// called also after `on_timeout` and `on_disconnect`, which leave the handle alive.
     pub(crate) fn unblock(self) {
         drop(self);
     }
@@ -77,7 +81,7 @@ fn in_blocked_callback(ctx: &Ctx<'_>) -> bool {
 
 fn to_data(waiter: NonZeroU64) -> *mut c_void {
     // Lossless: the module is built for 64-bit systems only (asserted in timer_fd.rs).
-    ptr::without_provenance_mut(waiter.get() as usize)
+    ptr::without_provenance_mut(usize::try_from(waiter.get()).unwrap_or_default())
 }
 
 fn to_waiter(data: *mut c_void) -> Option<NonZeroU64> {

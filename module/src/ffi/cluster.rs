@@ -28,8 +28,8 @@ pub(crate) enum SlotOwner {
 const CLUSTER_IS_DOWN: [i32; 2] = [30, 100];
 
 impl Ctx<'_> {
-    /// Who would be asked to write `key` now? The server decides, by checking a write without running it: about a microsecond in a
-    /// cluster.
+    /// Who would be asked to write `key` now? The server decides, by checking a write without running it: about a
+    /// microsecond in a cluster.
     pub(crate) fn slot_owner(&self, key: ServerStr<'_>) -> SlotOwner {
         if !self.flags().is_cluster() {
             return SlotOwner::Here;
@@ -52,8 +52,8 @@ impl Ctx<'_> {
         unsafe { api::cluster_key_slot(name.as_ptr()) }
     }
 
-    /// Sends `payload` to every other node that has the module; `crate::server_events::on_cluster_message` receives it there. No promise
-    /// that it arrives. `false` without a cluster.
+    /// Sends `payload` to every other node that has the module; `crate::server_events::on_cluster_message` receives it
+    /// there. No promise that it arrives. `false` without a cluster.
     pub(crate) fn broadcast(&self, payload: &[u8]) -> bool {
         let send = server_fn!(RedisModule_SendClusterMessage);
         let Ok(length) = u32::try_from(payload.len()) else {

@@ -1,103 +1,10 @@
-//! The description of a command as plain data, and its translation for the server: what COMMAND DOCS, COMMAND INFO and `valkey-cli` show.
+//! The core's table of commands, translated for the server: what COMMAND DOCS, COMMAND INFO and `valkey-cli` show.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
+use flock_core::wire::spec::{ArgKind, ArgSpec, CommandSpec, KeyFlag, KeySpec};
 use valkey_module::raw;
-
-/// All there is to say about one command. An empty text means "not said".
-pub(crate) struct CommandSpec {
-    pub(crate) name: &'static str,
-    /// The server's flags, separated by spaces: `write deny-oom fast`.
-    pub(crate) flags: &'static str,
-    /// Without `@`, separated by spaces: `write fast flock`.
-    pub(crate) acl_categories: &'static str,
-    /// First key, last key, step; all 0 if there is none.
-    pub(crate) keys: (c_int, c_int, c_int),
-    /// The number of arguments, the name included; -n means at least n.
-    pub(crate) arity: c_int,
-    pub(crate) summary: &'static str,
-    pub(crate) complexity: &'static str,
-    pub(crate) since: &'static str,
-    /// Command tips, separated by spaces.
-    pub(crate) tips: &'static str,
-    /// What changed, and in which version: (since, change).
-    pub(crate) history: &'static [(&'static str, &'static str)],
-    pub(crate) key_specs: &'static [KeySpec],
-    pub(crate) args: &'static [ArgSpec],
-}
-
-/// Where a command finds keys, and what it does to them.
-pub(crate) struct KeySpec {
-    pub(crate) notes: &'static str,
-    /// `raw` bits, see [`key_flags`].
-    pub(crate) flags: u64,
-    /// The argument that is the first key.
-    pub(crate) first: c_int,
-    /// The last one, counted from the first.
-    pub(crate) last: c_int,
-    pub(crate) step: c_int,
-}
-
-/// What a command does to a key: exactly one of the first four, then what happens to the contents.
-pub(crate) mod key_flags {
-    use valkey_module::raw;
-
-    pub(crate) const READ_ONLY: u64 = raw::REDISMODULE_CMD_KEY_RO as u64;
-    pub(crate) const READ_WRITE: u64 = raw::REDISMODULE_CMD_KEY_RW as u64;
-    pub(crate) const OVERWRITE: u64 = raw::REDISMODULE_CMD_KEY_OW as u64;
-    pub(crate) const REMOVE: u64 = raw::REDISMODULE_CMD_KEY_RM as u64;
-    pub(crate) const ACCESS: u64 = raw::REDISMODULE_CMD_KEY_ACCESS as u64;
-    pub(crate) const UPDATE: u64 = raw::REDISMODULE_CMD_KEY_UPDATE as u64;
-    pub(crate) const INSERT: u64 = raw::REDISMODULE_CMD_KEY_INSERT as u64;
-    pub(crate) const DELETE: u64 = raw::REDISMODULE_CMD_KEY_DELETE as u64;
-}
-
-/// One argument of a command; `OneOf` and `Block` have parts.
-pub(crate) struct ArgSpec {
-    pub(crate) name: &'static str,
-    pub(crate) kind: ArgKind,
-    /// The word that introduces the argument, or is it.
-    pub(crate) token: &'static str,
-    pub(crate) summary: &'static str,
-    pub(crate) since: &'static str,
-    pub(crate) optional: bool,
-    pub(crate) repeats: bool,
-    /// For a key: the index of its [`KeySpec`].
-    pub(crate) key_spec: Option<c_int>,
-    pub(crate) parts: &'static [ArgSpec],
-}
-
-/// What an argument is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ArgKind {
-    String,
-    Integer,
-    Double,
-    Key,
-    Pattern,
-    UnixTime,
-    PureToken,
-    OneOf,
-    Block,
-}
-
-impl ArgSpec {
-    /// A required argument; set the other fields with `..`.
-    pub(crate) const fn new(name: &'static str, kind: ArgKind) -> Self {
-        Self {
-            name,
-            kind,
-            token: "",
-            summary: "",
-            since: "",
-            optional: false,
-            repeats: false,
-            key_spec: None,
-            parts: &[],
-        }
-    }
-}
 
 /// Text for C; an error if it contains NUL.
 pub(super) fn c_string(text: &str) -> Result<CString, &'static str> {
@@ -111,14 +18,9 @@ pub(super) fn with_command_info<R>(
 ) -> Result<R, &'static str> {
     let mut texts = Texts::default();
     let mut lists = Vec::new();
-    let mut history = Vec::with_capacity(spec.history.len() + 1);
-    for (since, changes) in spec.history {
-        history.push(history_entry(texts.add(since)?, texts.add(changes)?));
-    }
-    history.push(history_entry(ptr::null(), ptr::null()));
-    let mut key_specs = Vec::with_capacity(spec.key_specs.len() + 1);
-    for key_spec in spec.key_specs {
-        key_specs.push(to_server_key_spec(key_spec, texts.add(key_spec.notes)?));
+    let mut key_specs = Vec::with_capacity(2);
+    if let Some(key) = &spec.key {
+        key_specs.push(to_server_key_spec(key, texts.add(key.notes.unwrap_or_default())?));
     }
     key_specs.push(END_OF_KEY_SPECS);
     let args = to_server_args(spec.args, &mut texts, &mut lists)?;
@@ -133,7 +35,7 @@ pub(super) fn with_command_info<R>(
         summary: texts.add(spec.summary)?,
         complexity: texts.add(spec.complexity)?,
         since: texts.add(spec.since)?,
-        history: history.as_mut_ptr(),
+        history: ptr::null_mut(),
         tips: texts.add(spec.tips)?,
         arity: spec.arity,
         key_specs: key_specs.as_mut_ptr(),
@@ -157,8 +59,8 @@ impl Texts {
     }
 }
 
-/// Translates a list of arguments and, before it, their parts. The lists end with an argument without a name, and stay where they are: each in its
-/// own allocation, kept by `lists`.
+/// Translates a list of arguments and, before it, their parts. The lists end with an argument without a name, and stay
+/// where they are: each in its own allocation, kept by `lists`.
 fn to_server_args(
     args: &[ArgSpec],
     texts: &mut Texts,
@@ -169,10 +71,10 @@ fn to_server_args(
     }
     let mut list = Vec::with_capacity(args.len() + 1);
     for arg in args {
-        let subargs = to_server_args(arg.parts, texts, lists)?;
+        let subargs = to_server_args(arg.args, texts, lists)?;
         list.push(to_server_arg(arg, texts, subargs)?);
     }
-    list.push(to_server_arg(&ArgSpec::new("", ArgKind::String), texts, ptr::null_mut())?);
+    list.push(END_OF_ARGS);
     lists.push(list.into_boxed_slice());
     Ok(lists.last_mut().map_or(ptr::null_mut(), |list| list.as_mut_ptr()))
 }
@@ -182,37 +84,55 @@ fn to_server_arg(
     texts: &mut Texts,
     subargs: *mut raw::RedisModuleCommandArg,
 ) -> Result<raw::RedisModuleCommandArg, &'static str> {
-    let flag = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
-    let flags =
-        flag(arg.optional, raw::REDISMODULE_CMD_ARG_OPTIONAL) | flag(arg.repeats, raw::REDISMODULE_CMD_ARG_MULTIPLE);
     Ok(raw::RedisModuleCommandArg {
         name: texts.add(arg.name)?,
-        type_: arg.kind as raw::RedisModuleCommandArgType, // declared in the server's order
-        key_spec_index: arg.key_spec.unwrap_or(-1),
-        token: texts.add(arg.token)?,
-        summary: texts.add(arg.summary)?,
-        since: texts.add(arg.since)?,
-        flags: flags.cast_signed(),
+        type_: kind_number(arg.kind),
+        key_spec_index: if arg.kind == ArgKind::Key { 0 } else { -1 },
+        token: texts.add(arg.token.unwrap_or_default())?,
+        summary: texts.add(arg.summary.unwrap_or_default())?,
+        since: ptr::null(),
+        flags: if arg.optional { raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed() } else { 0 },
         deprecated_since: ptr::null(),
         subargs,
         display_text: ptr::null(),
     })
 }
 
-fn history_entry(since: *const c_char, changes: *const c_char) -> raw::RedisModuleCommandHistoryEntry {
-    raw::RedisModuleCommandHistoryEntry { since, changes }
+/// The server's number for a kind of argument.
+fn kind_number(kind: ArgKind) -> raw::RedisModuleCommandArgType {
+    match kind {
+        ArgKind::String => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        ArgKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ArgKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+        ArgKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
+        ArgKind::PureToken => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+        ArgKind::OneOf => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
+        ArgKind::Block => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
+    }
+}
+
+/// The server's bit for what happens to a key.
+fn key_flag_bit(flag: KeyFlag) -> u32 {
+    match flag {
+        KeyFlag::ReadOnly => raw::REDISMODULE_CMD_KEY_RO,
+        KeyFlag::ReadWrite => raw::REDISMODULE_CMD_KEY_RW,
+        KeyFlag::Access => raw::REDISMODULE_CMD_KEY_ACCESS,
+        KeyFlag::Update => raw::REDISMODULE_CMD_KEY_UPDATE,
+        KeyFlag::Insert => raw::REDISMODULE_CMD_KEY_INSERT,
+        KeyFlag::Delete => raw::REDISMODULE_CMD_KEY_DELETE,
+    }
 }
 
 fn to_server_key_spec(spec: &KeySpec, notes: *const c_char) -> raw::RedisModuleCommandKeySpec {
     raw::RedisModuleCommandKeySpec {
         notes,
-        flags: spec.flags,
+        flags: spec.flags.iter().fold(0, |bits, flag| bits | u64::from(key_flag_bit(*flag))),
         begin_search_type: raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX,
         bs: raw::RedisModuleCommandKeySpec__bindgen_ty_1 {
-            index: raw::RedisModuleCommandKeySpec__bindgen_ty_1__bindgen_ty_1 { pos: spec.first },
+            index: raw::RedisModuleCommandKeySpec__bindgen_ty_1__bindgen_ty_1 { pos: spec.position },
         },
         find_keys_type: raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE,
-        fk: range(spec.last, spec.step),
+        fk: range(0, 1),
     }
 }
 
@@ -232,4 +152,18 @@ const END_OF_KEY_SPECS: raw::RedisModuleCommandKeySpec = raw::RedisModuleCommand
     },
     find_keys_type: raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_OMITTED,
     fk: range(0, 0),
+};
+
+/// The end of a list of arguments: one without a name.
+const END_OF_ARGS: raw::RedisModuleCommandArg = raw::RedisModuleCommandArg {
+    name: ptr::null(),
+    type_: raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+    key_spec_index: -1,
+    token: ptr::null(),
+    summary: ptr::null(),
+    since: ptr::null(),
+    flags: 0,
+    deprecated_since: ptr::null(),
+    subargs: ptr::null_mut(),
+    display_text: ptr::null(),
 };

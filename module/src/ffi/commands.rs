@@ -3,36 +3,21 @@
 use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
 
+use flock_core::wire::spec::CommandSpec;
 use valkey_module::raw;
 
 use super::api::{OK, server_fn};
 use super::args::Args;
 use super::barrier::{Callback, barrier};
-use super::command_spec::{CommandSpec, c_string, with_command_info};
+use super::command_spec::{c_string, with_command_info};
 use super::ctx::Ctx;
 use super::reply;
 
 type Entry = extern "C" fn(*mut raw::RedisModuleCtx, *mut *mut raw::RedisModuleString, c_int) -> c_int;
 
 /// One entry per command, each with its index built in: the server calls it, it calls `dispatch`, nothing is looked up.
-static ENTRIES: [Entry; 16] = [
-    entry::<0>,
-    entry::<1>,
-    entry::<2>,
-    entry::<3>,
-    entry::<4>,
-    entry::<5>,
-    entry::<6>,
-    entry::<7>, //
-    entry::<8>,
-    entry::<9>,
-    entry::<10>,
-    entry::<11>,
-    entry::<12>,
-    entry::<13>,
-    entry::<14>,
-    entry::<15>,
-];
+static ENTRIES: [Entry; 8] =
+    [entry::<0>, entry::<1>, entry::<2>, entry::<3>, entry::<4>, entry::<5>, entry::<6>, entry::<7>];
 
 extern "C" fn entry<const INDEX: usize>(
     ctx: *mut raw::RedisModuleCtx,
@@ -56,8 +41,9 @@ pub(crate) fn add_acl_category(ctx: &Ctx<'_>, name: &'static CStr) -> Result<(),
     if status == OK { Ok(()) } else { Err(format!("the server refuses the ACL category {name:?}")) }
 }
 
-/// Registers the commands: call number i of `crate::commands::dispatch` is for `specs[i]`. Once, while loading the module.
-pub(crate) fn register(ctx: &Ctx<'_>, specs: &[CommandSpec]) -> Result<(), String> {
+/// Registers the commands: call number i of `crate::commands::dispatch` is for `specs[i]`. Once, while loading the
+/// module.
+pub(crate) fn register(ctx: &Ctx<'_>, specs: &[&CommandSpec]) -> Result<(), String> {
     if specs.len() > ENTRIES.len() {
         return Err(format!("{} commands, but only {} entries for them", specs.len(), ENTRIES.len()));
     }
@@ -71,10 +57,11 @@ pub(crate) fn register(ctx: &Ctx<'_>, specs: &[CommandSpec]) -> Result<(), Strin
 fn register_one(ctx: &Ctx<'_>, spec: &CommandSpec, entry: Entry) -> Result<(), &'static str> {
     let name = c_string(spec.name)?;
     let flags = c_string(spec.flags)?;
-    let (first, last, step) = spec.keys;
+    let key = spec.key.map_or(0, |key| key.position);
+    let step = c_int::from(spec.key.is_some());
     let create_command = server_fn!(RedisModule_CreateCommand);
     // SAFETY: the context is live; the server copies both texts; the entry lives in this library.
-    let status = unsafe { create_command(ctx.as_ptr(), name.as_ptr(), Some(entry), flags.as_ptr(), first, last, step) };
+    let status = unsafe { create_command(ctx.as_ptr(), name.as_ptr(), Some(entry), flags.as_ptr(), key, key, step) };
     if status != OK {
         return Err("the name or the flags");
     }
@@ -90,7 +77,8 @@ fn register_one(ctx: &Ctx<'_>, spec: &CommandSpec, entry: Entry) -> Result<(), &
     }
     with_command_info(spec, |info| {
         let set_command_info = server_fn!(RedisModule_SetCommandInfo);
-        // SAFETY: a command of ours; the server copies everything the structure points to, which lives until this closure returns.
+        // SAFETY: a command of ours; the server copies everything the structure points to, which lives until this
+        // closure returns.
         let status = unsafe { set_command_info(command.as_ptr(), info) };
         if status == OK { Ok(()) } else { Err("the description") }
     })?

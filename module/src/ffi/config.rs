@@ -47,7 +47,8 @@ impl IntConfig {
             return Err(format!("{:?} must be in {}..={}, not {default}", self.name, self.min, self.max));
         }
         let register = server_fn!(RedisModule_RegisterNumericConfig);
-        // SAFETY: the context is live; the server copies the name; the data is this static, read as such in the callbacks.
+        // SAFETY: the context is live; the server copies the name; the data is this static, read as such in the
+        // callbacks.
         let status = unsafe {
             register(
                 ctx.as_ptr(),
@@ -95,7 +96,8 @@ impl BoolConfig {
     }
 }
 
-/// Gives every registered setting its value from the configuration file, or its default. Once, after the last registration.
+/// Gives every registered setting its value from the configuration file, or its default. Once, after the last
+/// registration.
 pub(crate) fn load_values(ctx: &Ctx<'_>) -> Result<(), String> {
     let load_configs = server_fn!(RedisModule_LoadConfigs);
     // SAFETY: the context of the load callback is live.

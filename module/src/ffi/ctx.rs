@@ -1,9 +1,10 @@
 //! The context of a call from the server: who calls, in which state is the server, in which database are we.
 //!
-//! A [`Ctx`] lives as long as the callback it came with, and always has a client: a context without one (the server makes
-//! such contexts for clients that are gone) crashes the server in the next call, so this layer never makes a `Ctx` of it.
+//! A [`Ctx`] lives as long as the callback it came with, and always has a client: a context without one (the server
+//! makes such contexts for clients that are gone) crashes the server in the next call, so this layer never makes a
+//! `Ctx` of it.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use valkey_module::raw;
 
 use super::api::{self, OK, server_fn};
+pub(crate) use super::context_flags::ContextFlags;
 use super::main_thread;
 use super::string::{CText, ServerString};
 
@@ -28,7 +30,6 @@ pub(crate) struct Connection {
 /// How loud a log line is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LogLevel {
-    Debug,
     Verbose,
     Notice,
     Warning,
@@ -61,7 +62,7 @@ impl Ctx<'_> {
     pub(crate) fn flags(&self) -> ContextFlags {
         let get_context_flags = server_fn!(RedisModule_GetContextFlags);
         // SAFETY: the context is live.
-        ContextFlags(unsafe { get_context_flags(self.as_ptr()) })
+        ContextFlags::from_raw(unsafe { get_context_flags(self.as_ptr()) })
     }
 
     /// The calling client's id. Per process: it means nothing after a failover, and in a script it is the script's.
@@ -71,14 +72,15 @@ impl Ctx<'_> {
         unsafe { get_client_id(self.as_ptr()) }
     }
 
-    /// Does the command come from where it cannot be refused: the primary, the append-only file, an imported slot? `flags` are those of
-    /// this context. No client can make this true.
+    /// Does the command come from where it cannot be refused: the primary, the append-only file, an imported slot?
+    /// `flags` are those of this context. No client can make this true.
     pub(crate) fn must_obey_client(&self, flags: ContextFlags) -> bool {
         // SAFETY: the context is live and has a client.
         flags.is_replicated() || self.client_id() == AOF_CLIENT || unsafe { api::must_obey_client(self.as_ptr()) }
     }
 
-    /// The calling connection. `None` for a caller that is none: a script, or a call by another module. Costs a system call.
+    /// The calling connection. `None` for a caller that is none: a script, or a call by another module. Costs a system
+    /// call.
     pub(crate) fn connection(&self) -> Option<Connection> {
         // Asked first: the next function crashes Valkey 9.1.2 for a caller that is no connection.
         self.connected_user_name()?;
@@ -99,7 +101,8 @@ impl Ctx<'_> {
         })
     }
 
-    /// The user of the calling connection; `None` if the caller is no connection, or has no user (the replication link).
+    /// The user of the calling connection; `None` if the caller is no connection, or has no user (the replication
+    /// link).
     pub(super) fn connected_user_name(&self) -> Option<ServerString> {
         let user_name_by_id = server_fn!(RedisModule_GetClientUserNameById);
         // SAFETY: the context is live; the server looks the id up among its connections.
@@ -115,86 +118,20 @@ impl Ctx<'_> {
         unsafe { get_selected_db(self.as_ptr()) }
     }
 
-    /// Moves this context to another database; `false` if there is no such one. In a command it moves the calling client, for good.
+    /// Moves this context to another database; `false` if there is no such one. In a command it moves the calling
+    /// client, for good.
     pub(crate) fn select_db(&self, db: i32) -> bool {
         let select_db = server_fn!(RedisModule_SelectDb);
         // SAFETY: the context is live and has a client.
         unsafe { select_db(self.as_ptr(), db) == OK }
     }
 
-    /// Would replicating now, outside a client's write command, be wrong (and crash the server)? True in CLIENT PAUSE WRITE, in FAILOVER,
-    /// in a shutdown that waits for replicas.
+    /// Would replicating now, outside a client's write command, be wrong (and crash the server)? True in CLIENT PAUSE
+    /// WRITE, in FAILOVER, in a shutdown that waits for replicas.
     pub(crate) fn avoid_replica_traffic(&self) -> bool {
         let avoid_replica_traffic = server_fn!(RedisModule_AvoidReplicaTraffic);
         // SAFETY: reads the server's state; a `Ctx` exists on the main thread only.
         unsafe { avoid_replica_traffic() != 0 }
-    }
-}
-
-/// What [`Ctx::flags`] found.
-#[derive(Clone, Copy)]
-pub(crate) struct ContextFlags(c_int);
-
-impl ContextFlags {
-    /// The server's own state, with no client: for callbacks that have no context.
-    pub(super) fn of_server() -> Self {
-        let get_context_flags = server_fn!(RedisModule_GetContextFlags);
-        // SAFETY: no context is a documented argument; called on the main thread, in a callback.
-        Self(unsafe { get_context_flags(ptr::null_mut()) })
-    }
-
-    fn has(self, flag: u32) -> bool {
-        self.0.cast_unsigned() & flag != 0
-    }
-
-    pub(crate) fn is_primary(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
-    }
-
-    /// The dataset is being loaded, from disk or from a primary.
-    pub(crate) fn is_loading(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING)
-    }
-
-    /// The command came over the replication link, or from an imported slot.
-    pub(crate) fn is_replicated(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_REPLICATED)
-    }
-
-    /// The calling client must not be blocked.
-    pub(crate) fn denies_blocking(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING) || self.in_multi_or_script()
-    }
-
-    pub(crate) fn in_multi_or_script(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_LUA | raw::REDISMODULE_CTX_FLAGS_MULTI)
-    }
-
-    pub(crate) fn in_script(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
-    }
-
-    pub(crate) fn is_resp3(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_RESP3)
-    }
-
-    pub(crate) fn is_cluster(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
-    }
-
-    /// `maxmemory` is set, with a policy that may evict keys.
-    pub(crate) fn may_evict(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_EVICT)
-    }
-
-    /// The append-only file is on.
-    pub(crate) fn has_aof(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
-    }
-
-    /// This process is a fork child: a copy that saves, and is then gone.
-    pub(crate) fn is_fork_child(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_IS_CHILD)
     }
 }
 
@@ -209,8 +146,9 @@ pub(super) fn make_detached(ctx: &Ctx<'_>) {
     DETACHED.store(detached, Ordering::Release);
 }
 
-/// The detached context, in database `db`: for callbacks that come without a usable context. `None` before load, off the main thread,
-/// or without such a database. Uses nest: the database of an outer use is back when the inner one is dropped.
+/// The detached context, in database `db`: for callbacks that come without a usable context. `None` before load, off
+/// the main thread, or without such a database. Uses nest: the database of an outer use is back when the inner one is
+/// dropped.
 pub(crate) fn detached(db: i32) -> Option<Detached> {
     if !main_thread::is_current() {
         return None;
@@ -244,7 +182,8 @@ impl Drop for Detached {
 
 /// A log line from a place that has no context. May be called on any thread once the module is loaded.
 pub(crate) fn log_without_ctx(level: LogLevel, message: &str) {
-    // SAFETY: null (which the server's log takes), or the detached context, which is never freed; of it, logging reads the module's name only.
+    // SAFETY: null (which the server's log takes), or the detached context, which is never freed; of it, logging reads
+    // the module's name only.
     unsafe { log_with(DETACHED.load(Ordering::Acquire), level, message) }
 }
 
@@ -253,7 +192,6 @@ pub(crate) fn log_without_ctx(level: LogLevel, message: &str) {
 unsafe fn log_with(ctx: *mut raw::RedisModuleCtx, level: LogLevel, message: &str) {
     let log = server_fn!(RedisModule_Log);
     let level = match level {
-        LogLevel::Debug => c"debug",
         LogLevel::Verbose => c"verbose",
         LogLevel::Notice => c"notice",
         LogLevel::Warning => c"warning",

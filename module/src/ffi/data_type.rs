@@ -1,8 +1,9 @@
 //! The server's side of a lock: a value of our own type, `flocklock`, in the keyspace.
 //!
-//! What the server stores is not a pointer but a number, the [`Handle`]; the lock itself lives in the module's table. So whatever the server does with a
-//! value, and on whichever thread, it can neither read nor free our memory. It may free a value on a background thread: [`drain_freed`]
-//! carries the news to the main thread. There is no copy callback (COPY of a lock is refused) and no defragmentation.
+//! What the server stores is not a pointer but a number, the [`Handle`]; the lock itself lives in the module's table.
+//! So whatever the server does with a value, and on whichever thread, it can neither read nor free our memory. It may
+//! free a value on a background thread: [`drain_freed`] carries the news to the main thread. There is no copy callback
+//! (COPY of a lock is refused) and no defragmentation.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::num::NonZeroU32;
@@ -59,8 +60,8 @@ pub(super) fn server_type() -> *mut raw::RedisModuleType {
     TYPE.load(Ordering::Relaxed)
 }
 
-/// Registers the type, with the version its snapshots carry, and the module's options. Once, while loading the module. `aux_places` says where
-/// `crate::data_type::aux_save` is asked for data.
+/// Registers the type, with the version its snapshots carry, and the module's options. Once, while loading the module.
+/// `aux_places` says where `crate::data_type::aux_save` is asked for data.
 pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32, aux_places: &[AuxPlace]) -> Result<(), String> {
     set_options(ctx);
     let aux_save_triggers = aux_places.iter().fold(0, |triggers, place| {
@@ -103,8 +104,9 @@ pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32, aux_places: &[AuxPl
 
 /// All options in one call: each call replaces the last.
 fn set_options(ctx: &Ctx<'_>) {
-    // Reading errors are ours to handle (otherwise a forged RESTORE ends the server), and so is telling that a key has changed (a failed
-    // ACQUIRE must not break a WATCH). What we replicate are our own commands: looking each up costs a third of replicating it.
+    // Reading errors are ours to handle (otherwise a forged RESTORE ends the server), and so is telling that a key has
+    // changed (a failed ACQUIRE must not break a WATCH). What we replicate are our own commands: looking each up costs
+    // a third of replicating it.
     let wanted = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
         | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
         | raw::VALKEYMODULE_OPTIONS_SKIP_COMMAND_VALIDATION;
@@ -121,7 +123,8 @@ static FREED: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
 /// How many there are: read without the lock.
 static FREED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Moves the handles of freed values to the end of `into`; `false` if there were none. Costs one read when there is nothing.
+/// Moves the handles of freed values to the end of `into`; `false` if there were none. Costs one read when there is
+/// nothing.
 pub(crate) fn drain_freed(into: &mut Vec<Handle>) -> bool {
     if FREED_COUNT.load(Ordering::Acquire) == 0 {
         return false;
@@ -237,8 +240,9 @@ extern "C" fn aux_load(io: *mut raw::RedisModuleIO, encoding_version: c_int, whe
     })
 }
 
-/// A value that was not written whole must not replace a good file. The server has no way to be told, but a save runs in a fork child as a rule,
-/// and a child that ends is a save that failed. Elsewhere (SAVE, DUMP) it is logged; loading refuses what was written.
+/// A value that was not written whole must not replace a good file. The server has no way to be told, but a save runs
+/// in a fork child as a rule, and a child that ends is a save that failed. Elsewhere (SAVE, DUMP) it is logged; loading
+/// refuses what was written.
 fn fail_save_unless(complete: bool) {
     if complete {
         return;

@@ -1,6 +1,6 @@
 //! What happens to the server: one subscription per event, one typed [`Event`] for the module.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::slice;
 
@@ -13,39 +13,27 @@ use super::ctx::{self, Ctx};
 /// A thing that happened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event<'a> {
-    /// The event loop is about to wait for input, before the append-only file is flushed: an execution unit of its own, outside any command.
+    /// The event loop is about to wait for input, before the append-only file is flushed: an execution unit of its own,
+    /// outside any command.
     BeforeSleep,
-    /// The server's own timer, `hz` times a second.
+    /// The server's own timer, as often a second as its setting `hz` says.
     Cron,
     /// This node became a primary, or a replica.
     RoleChanged { is_primary: bool },
-    /// FLUSHALL (`db` is `None`), FLUSHDB, or the flush before a full synchronisation. With `sync` false values are freed later, on another thread.
-    Flush { phase: Phase, db: Option<i32>, sync: bool },
+    /// FLUSHALL (`db` is `None`), FLUSHDB, or the flush before a full synchronisation begins. Values may be freed later, on
+    /// another thread.
+    FlushStarted { db: Option<i32> },
     /// A dataset is being loaded. A start without any data file loads nothing, and has no such event.
     Loading(Loading),
     /// Two databases changed places.
     SwapDb(i32, i32),
-    /// A connection is gone. Comes with the detached context: nothing can be replied to it. Do not replicate here, or the command that closed it is replicated as well.
+    /// A connection is gone. Comes with the detached context: nothing can be replied to it. Do not replicate here, or
+    /// the command that closed it is replicated as well.
     ClientDisconnected { client_id: u64 },
     /// A fork child was born, or has ended. In the parent.
     ForkChild { born: bool },
-    /// The server is about to end.
-    Shutdown,
-    /// A replica came, or left.
-    Replica { online: bool },
-    /// A snapshot or a rewrite of the append-only file.
-    Persistence(Persistence),
     /// Settings were changed by CONFIG SET.
     ConfigChanged(ConfigNames<'a>),
-    /// Slots are moving atomically, to (`import`) or from this node. 9.0 and later.
-    SlotMigration { import: bool, stage: MigrationStage, slots: &'a [SlotRange] },
-}
-
-/// Before or after.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    Start,
-    End,
 }
 
 /// How far a load is.
@@ -56,33 +44,6 @@ pub(crate) enum Loading {
     ReplicationStarted,
     Ended,
     Failed,
-}
-
-/// How far a save is. Those of background saves happen in the fork child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Persistence {
-    RdbStarted,
-    AofStarted,
-    SyncRdbStarted,
-    Ended,
-    Failed,
-    SyncAofStarted,
-}
-
-/// How far a slot migration is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MigrationStage {
-    Started,
-    Aborted,
-    Completed,
-}
-
-/// A range of slots, both ends included. Laid out as the server's.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotRange {
-    pub(crate) first: c_int,
-    pub(crate) last: c_int,
 }
 
 /// The names of changed settings.
@@ -98,18 +59,7 @@ impl<'a> ConfigNames<'a> {
     }
 }
 
-/// `AtomicSlotMigrationInfo`, version 1 (Valkey 9.0); the bindings are older.
-#[repr(C)]
-struct SlotMigrationInfo {
-    version: u64,
-    job_name: [c_char; 41],
-    slot_ranges: *const SlotRange,
-    slot_range_count: u32,
-}
-
-const SLOT_MIGRATION: u64 = 19;
-
-/// Subscribes to every event of [`Event`]. An error names the event that this server refuses; slot migration is optional.
+/// Subscribes to every event of [`Event`]. An error names the event that this server refuses.
 pub(crate) fn subscribe(ctx: &Ctx<'_>) -> Result<(), String> {
     let required = [
         raw::REDISMODULE_EVENT_EVENTLOOP,
@@ -120,22 +70,19 @@ pub(crate) fn subscribe(ctx: &Ctx<'_>) -> Result<(), String> {
         raw::REDISMODULE_EVENT_SWAPDB,
         raw::REDISMODULE_EVENT_CLIENT_CHANGE,
         raw::REDISMODULE_EVENT_FORK_CHILD,
-        raw::REDISMODULE_EVENT_SHUTDOWN,
-        raw::REDISMODULE_EVENT_REPLICA_CHANGE,
-        raw::REDISMODULE_EVENT_PERSISTENCE,
         raw::REDISMODULE_EVENT_CONFIG,
     ];
     match required.into_iter().find(|event| !subscribe_to(ctx, *event)) {
-        Some(event) => return Err(format!("the server refuses a subscription to its event number {event}")),
-        None => subscribe_to(ctx, SLOT_MIGRATION),
-    };
-    Ok(())
+        Some(event) => Err(format!("the server refuses a subscription to its event number {event}")),
+        None => Ok(()),
+    }
 }
 
 fn subscribe_to(ctx: &Ctx<'_>, id: u64) -> bool {
     let subscribe_to_server_event = server_fn!(RedisModule_SubscribeToServerEvent);
     let event = raw::RedisModuleEvent { id, dataver: 1 };
-    // SAFETY: the context is live; the callback has the type the server expects and lives in this library, which cannot be unloaded.
+    // SAFETY: the context is live; the callback has the type the server expects and lives in this library, which cannot
+    // be unloaded.
     unsafe { subscribe_to_server_event(ctx.as_ptr(), event, Some(on_server_event)) == OK }
 }
 
@@ -175,11 +122,10 @@ unsafe fn decode<'a>(id: u64, sub_event: u64, data: *mut c_void, _event: Phantom
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, sub) => {
             Some(Event::RoleChanged { is_primary: sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER })
         }
-        (raw::REDISMODULE_EVENT_FLUSHDB, sub) => {
+        (raw::REDISMODULE_EVENT_FLUSHDB, raw::REDISMODULE_SUBEVENT_FLUSHDB_START) => {
             // SAFETY: the data of this event is this structure.
             let info = unsafe { data.cast::<raw::RedisModuleFlushInfoV1>().as_ref() }?;
-            let phase = if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_START { Phase::Start } else { Phase::End };
-            Some(Event::Flush { phase, db: (info.dbnum >= 0).then_some(info.dbnum), sync: info.sync != 0 })
+            Some(Event::FlushStarted { db: (info.dbnum >= 0).then_some(info.dbnum) })
         }
         (raw::REDISMODULE_EVENT_LOADING, sub) => loading(sub).map(Event::Loading),
         (raw::REDISMODULE_EVENT_SWAPDB, _) => {
@@ -195,24 +141,12 @@ unsafe fn decode<'a>(id: u64, sub_event: u64, data: *mut c_void, _event: Phantom
         (raw::REDISMODULE_EVENT_FORK_CHILD, sub) => {
             Some(Event::ForkChild { born: sub == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN })
         }
-        (raw::REDISMODULE_EVENT_SHUTDOWN, _) => Some(Event::Shutdown),
-        (raw::REDISMODULE_EVENT_REPLICA_CHANGE, sub) => {
-            Some(Event::Replica { online: sub == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE })
-        }
-        (raw::REDISMODULE_EVENT_PERSISTENCE, sub) => persistence(sub).map(Event::Persistence),
         (raw::REDISMODULE_EVENT_CONFIG, _) => {
             // SAFETY: the data of this event is this structure.
             let info = unsafe { data.cast::<raw::RedisModuleConfigChangeV1>().as_ref() }?;
             // SAFETY: the structure's own count of names.
             let names = unsafe { slice_of(info.config_names, info.num_changes) };
             Some(Event::ConfigChanged(ConfigNames { names }))
-        }
-        (SLOT_MIGRATION, sub) => {
-            // SAFETY: the data of this event is this structure.
-            let info = unsafe { data.cast::<SlotMigrationInfo>().as_ref() }?;
-            // SAFETY: the structure's own count of ranges.
-            let slots = unsafe { slice_of(info.slot_ranges, info.slot_range_count) };
-            migration(sub).map(|(import, stage)| Event::SlotMigration { import, stage, slots })
         }
         _ => None,
     }
@@ -235,31 +169,6 @@ fn loading(sub_event: u64) -> Option<Loading> {
         raw::REDISMODULE_SUBEVENT_LOADING_REPL_START => Loading::ReplicationStarted,
         raw::REDISMODULE_SUBEVENT_LOADING_ENDED => Loading::Ended,
         raw::REDISMODULE_SUBEVENT_LOADING_FAILED => Loading::Failed,
-        _ => return None,
-    })
-}
-
-fn persistence(sub_event: u64) -> Option<Persistence> {
-    Some(match sub_event {
-        raw::REDISMODULE_SUBEVENT_PERSISTENCE_RDB_START => Persistence::RdbStarted,
-        raw::REDISMODULE_SUBEVENT_PERSISTENCE_AOF_START => Persistence::AofStarted,
-        raw::REDISMODULE_SUBEVENT_PERSISTENCE_SYNC_RDB_START => Persistence::SyncRdbStarted,
-        raw::REDISMODULE_SUBEVENT_PERSISTENCE_ENDED => Persistence::Ended,
-        raw::REDISMODULE_SUBEVENT_PERSISTENCE_FAILED => Persistence::Failed,
-        raw::REDISMODULE_SUBEVENT_PERSISTENCE_SYNC_AOF_START => Persistence::SyncAofStarted,
-        _ => return None,
-    })
-}
-
-/// Is it an import, and how far.
-fn migration(sub_event: u64) -> Option<(bool, MigrationStage)> {
-    Some(match sub_event {
-        0 => (true, MigrationStage::Started),
-        1 => (false, MigrationStage::Started),
-        2 => (true, MigrationStage::Aborted),
-        3 => (false, MigrationStage::Aborted),
-        4 => (true, MigrationStage::Completed),
-        5 => (false, MigrationStage::Completed),
         _ => return None,
     })
 }

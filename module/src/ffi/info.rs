@@ -60,7 +60,8 @@ impl InfoWriter<'_> {
         unsafe { begin(self.raw.as_ptr(), name.as_ptr()) };
         body(self);
         let end = server_fn!(RedisModule_InfoEndDictField);
-        // SAFETY: as above. Without an open dict (the section was not asked for) the server answers an error, and nothing else.
+        // SAFETY: as above. Without an open dict (the section was not asked for) the server answers an error, and
+        // nothing else.
         unsafe { end(self.raw.as_ptr()) };
     }
 }
@@ -74,7 +75,8 @@ extern "C" fn on_info(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_in
     });
 }
 
-/// One field of the server's own INFO, such as `maxmemory_policy` of `memory`. Builds the whole section: not for hot paths.
+/// One field of the server's own INFO, such as `maxmemory_policy` of `memory`. Builds the whole section: not for hot
+/// paths.
 pub(crate) fn server_field(_ctx: &Ctx<'_>, section: &'static CStr, field: &'static CStr) -> Option<String> {
     let get_server_info = server_fn!(RedisModule_GetServerInfo);
     // SAFETY: no context means that the data is ours to free; a `Ctx` shows that this is the main thread.

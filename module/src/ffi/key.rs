@@ -1,8 +1,9 @@
 //! One key of the keyspace, open for a moment: what is there, put a lock there, take it away.
 //!
-//! At most one key is open at a time. The server's key handle points at the value it found; if other code deleted that key meanwhile,
-//! closing the handle would read freed memory. So a second `open` before the first is dropped is refused (it is a bug of ours, and
-//! reads as another type's key), and so is a keyspace notification, which runs other modules' code.
+//! At most one key is open at a time. The server's key handle points at the value it found; if other code deleted that
+//! key meanwhile, closing the handle would read freed memory. So a second `open` before the first is dropped is refused
+//! (it is a bug of ours, and reads as another type's key), and so is a keyspace notification, which runs other modules'
+//! code.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -76,11 +77,12 @@ impl<'a> Key<'a> {
         self.state
     }
 
-    /// Puts a lock in the key, instead of whatever it holds (the old value is unlinked and freed). `false`, with nothing changed,
-    /// if the key was opened to read.
+    /// Puts a lock in the key, instead of whatever it holds (the old value is unlinked and freed). `false`, with
+    /// nothing changed, if the key was opened to read.
     pub(crate) fn set(&mut self, handle: Handle) -> bool {
         let set_value = server_fn!(RedisModule_ModuleTypeSetValue);
-        // SAFETY: the key is open (null is caught below); the type was registered at load; the value is a number, not a pointer.
+        // SAFETY: the key is open (null is caught below); the type was registered at load; the value is a number, not a
+        // pointer.
         let done =
             !self.raw.is_null() && unsafe { set_value(self.raw, data_type::server_type(), handle.to_value()) } == OK;
         if done {

@@ -1,6 +1,7 @@
 //! The first call: is this a server we can live in? Then the rest of the module is loaded.
 //!
-//! Everything before [`check_server`] has passed runs without allocating: the allocator is the server's, and may not be there.
+//! Everything before [`check_server`] has passed runs without allocating: the allocator is the server's, and may not be
+//! there.
 
 use std::ffi::{CStr, c_int};
 

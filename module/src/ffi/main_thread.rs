@@ -1,17 +1,19 @@
 //! State that belongs to the server's main thread.
 //!
-//! The server calls a module on its main thread, and now and then from another one (a background thread frees values). The module's state is not made for two
-//! threads, so it sits in a cell that opens on the main thread only. A fork child counts as the main thread: it is a copy of it, alone in its process.
+//! The server calls a module on its main thread, and now and then from another one (a background thread frees values).
+//! The module's state is not made for two threads, so it sits in a cell that opens on the main thread only. A fork
+//! child counts as the main thread: it is a copy of it, alone in its process.
 //!
-//! Callbacks nest: deleting a key calls `unlinked` while the deleting command is still on the stack. A second [`MainThread::with`] inside the first
-//! answers `None` instead of panicking.
+//! Callbacks nest: deleting a key calls `unlinked` while the deleting command is still on the stack. A second
+//! [`MainThread::with`] inside the first answers `None` instead of panicking.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 thread_local! {
-    /// Its address tells the threads apart. A fork child keeps the address of the thread that forked; a thread id would change.
+    /// Its address tells the threads apart. A fork child keeps the address of the thread that forked; a thread id would
+    /// change.
     static MARK: u8 = const { 0 };
 }
 
@@ -51,7 +53,8 @@ impl<T> MainThread<T> {
         self.open(|slot| *slot = Some(value)).is_some()
     }
 
-    /// Runs `body` on the value. `None` if the cell is empty, is open further up the stack, or if this is another thread.
+    /// Runs `body` on the value. `None` if the cell is empty, is open further up the stack, or if this is another
+    /// thread.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.open(|slot| slot.as_mut().map(body)).flatten()
     }
@@ -65,7 +68,8 @@ impl<T> MainThread<T> {
             return None;
         }
         let _close = Close(&self.borrowed);
-        // SAFETY: on the main thread, and `borrowed` was false: no other reference to the value exists until `_close` is dropped.
+        // SAFETY: on the main thread, and `borrowed` was false: no other reference to the value exists until `_close`
+        // is dropped.
         let slot = unsafe { &mut *self.value.get() };
         Some(body(slot))
     }

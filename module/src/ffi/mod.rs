@@ -1,4 +1,5 @@
-//! The wall around the server's C interface. Every `unsafe` of the module is in this folder; everything it shows is safe.
+//! The wall around the server's C interface. Every `unsafe` of the module is in this folder; everything it shows is
+//! safe.
 //!
 //! The layer is thin: it knows nothing of locks and decides nothing. One file per family of server functions:
 //!
@@ -8,7 +9,7 @@
 //! | [`api`] | the table of server functions; which must be there |
 //! | [`barrier`] | no panic crosses into C |
 //! | [`main_thread`] | state that only the server's main thread can reach; callbacks nest |
-//! | [`ctx`] | the context of a call: flags, client, database, log; a detached context for callbacks without one |
+//! | [`ctx`], [`context_flags`] | the context of a call: flags, client, database, log; a detached context for callbacks without one |
 //! | [`string`], [`args`] | the server's strings, the arguments of a command |
 //! | [`commands`], [`command_spec`] | registering commands and their descriptions; the way in |
 //! | [`reply`] | replies; the client always gets exactly one |
@@ -18,13 +19,14 @@
 //! | [`pubsub`] | messages, keyspace events, invalidations |
 //! | [`blocking`] | clients that wait inside a command |
 //! | [`cluster`] | whose slot a key is in; messages between nodes |
-//! | [`events`], [`post_job`] | what happens to the server; work after the running command |
+//! | [`events`], [`keyspace_events`] | what happens to the server; keys it takes away by itself |
 //! | [`timer_fd`] | the clock since boot, and one timer on it |
 //! | [`config`], [`info`], [`acl`] | settings, INFO, permissions |
 //!
 //! # What the layer calls
 //!
-//! Each on the main thread (saving: in a fork child), inside [`barrier`]; each may run while another one is on the stack:
+//! Each on the main thread (saving: in a fork child), inside [`barrier`]; each may run while another one is on the
+//! stack:
 //!
 //! ```text
 //! crate::MODULE_VERSION: i32
@@ -35,7 +37,7 @@
 //! crate::blocking::on_disconnect(NonZeroU64)              gone, or CLIENT UNBLOCK ERROR, or demoted: unblock
 //! crate::blocking::on_free(NonZeroU64, bool)              the end; true: the client was gone
 //! crate::server_events::on_event(&Ctx, Event)
-//! crate::server_events::on_post_job(&Ctx)
+//! crate::server_events::on_key_taken(&Ctx, ServerStr)     the server evicted or expired a key
 //! crate::server_events::on_cluster_message(&Ctx, &[u8])
 //! crate::data_type::load(&mut RdbReader, i32) -> Option<Handle>
 //! crate::data_type::save(&mut RdbWriter, Handle) -> bool                       false: not whole, fail the save
@@ -49,7 +51,8 @@
 //! crate::info::report(&mut InfoWriter)
 //! ```
 //!
-//! The one callback that may come on another thread is the freeing of a value; it never leaves this layer ([`data_type::drain_freed`]).
+//! The one callback that may come on another thread is the freeing of a value; it never leaves this layer
+//! ([`data_type::drain_freed`]).
 
 pub(crate) mod acl;
 mod api;
@@ -60,14 +63,15 @@ pub(crate) mod cluster;
 pub(crate) mod command_spec;
 pub(crate) mod commands;
 pub(crate) mod config;
+mod context_flags;
 pub(crate) mod ctx;
 pub(crate) mod data_type;
 pub(crate) mod events;
 pub(crate) mod info;
 pub(crate) mod key;
+pub(crate) mod keyspace_events;
 mod load;
 pub(crate) mod main_thread;
-pub(crate) mod post_job;
 pub(crate) mod pubsub;
 pub(crate) mod rdb_io;
 pub(crate) mod replicate;

@@ -17,8 +17,8 @@ pub(crate) enum ChannelKind {
 }
 
 impl Ctx<'_> {
-    /// Publishes `message`; answers how many clients of *this* node received it. Not replicated; in cluster mode the bus carries it.
-    /// No ACL is asked: see [`super::acl::CurrentUser`].
+    /// Publishes `message`; answers how many clients of *this* node received it. Not replicated; in cluster mode the
+    /// bus carries it. No ACL is asked: see [`super::acl::CurrentUser`].
     pub(crate) fn publish(&self, kind: ChannelKind, channel: ServerStr<'_>, message: ServerStr<'_>) -> usize {
         let publish = match kind {
             ChannelKind::Plain => server_fn!(RedisModule_PublishMessage),
@@ -29,7 +29,8 @@ impl Ctx<'_> {
         usize::try_from(receivers).unwrap_or(0)
     }
 
-    /// How many clients of this node subscribe to `channel` by its name (patterns are not counted). Costs about a microsecond.
+    /// How many clients of this node subscribe to `channel` by its name (patterns are not counted). Costs about a
+    /// microsecond.
     pub(crate) fn subscribers(&self, kind: ChannelKind, channel: ServerStr<'_>) -> usize {
         let subcommand = match kind {
             ChannelKind::Plain => c"NUMSUB",
@@ -43,8 +44,8 @@ impl Ctx<'_> {
         usize::try_from(reply.second_integer()).unwrap_or(0)
     }
 
-    /// Emits a keyspace event of the module class (`d` in `notify-keyspace-events`), under the context's database. Runs the code of other
-    /// modules that listen: refused while a key is open.
+    /// Emits a keyspace event of the module class (`d` in `notify-keyspace-events`), under the context's database. Runs
+    /// the code of other modules that listen: refused while a key is open.
     pub(crate) fn notify_keyspace_event(&self, event: &'static CStr, key_name: ServerStr<'_>) -> bool {
         if key::any_open() {
             debug_assert!(false, "a keyspace event was emitted while a key was open");

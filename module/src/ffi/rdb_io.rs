@@ -1,6 +1,5 @@
 //! Reading and writing values in the server's snapshot format, and adding them to a digest.
 
-use std::ffi::c_longlong;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::slice;
@@ -11,8 +10,8 @@ use super::api::server_fn;
 use super::ctx::ContextFlags;
 use super::string::ServerStr;
 
-/// What a value is read from: a snapshot, a full synchronisation, or the payload of a RESTORE, which any user can forge. So every read can fail, and
-/// what was read must be checked for meaning by the reader of it.
+/// What a value is read from: a snapshot, a full synchronisation, or the payload of a RESTORE, which any user can
+/// forge. So every read can fail, and what was read must be checked for meaning by the reader of it.
 pub(crate) struct RdbReader<'a> {
     io: NonNull<raw::RedisModuleIO>,
     callback: PhantomData<&'a raw::RedisModuleIO>,
@@ -25,16 +24,8 @@ impl<'a> RdbReader<'a> {
         NonNull::new(io).map(|io| Self { io, callback: PhantomData })
     }
 
-    /// The next number. `None` if there is none: the payload is cut short, or something else stands there.
-    pub(crate) fn load_unsigned(&mut self) -> Option<u64> {
-        let load_unsigned = server_fn!(RedisModule_LoadUnsigned);
-        // SAFETY: the callback is running, so the stream is live.
-        let number = unsafe { load_unsigned(self.io.as_ptr()) };
-        (!self.has_failed()).then_some(number)
-    }
-
-    /// The next string, if it is at most `len_max` bytes long. (The server reads it whole before we see its length; it cannot be longer than the payload it stands
-    /// in, unless that is compressed.)
+    /// The next string, if it is at most `len_max` bytes long. (The server reads it whole before we see its length; it
+    /// cannot be longer than the payload it stands in, unless that is compressed.)
     pub(crate) fn load_bytes(&mut self, len_max: usize) -> Option<Vec<u8>> {
         let load_string_buffer = server_fn!(RedisModule_LoadStringBuffer);
         let mut length = 0;
@@ -94,12 +85,6 @@ impl RdbWriter<'_> {
         NonNull::new(io).map(|io| Self { io, callback: PhantomData })
     }
 
-    pub(crate) fn save_unsigned(&mut self, number: u64) {
-        let save_unsigned = server_fn!(RedisModule_SaveUnsigned);
-        // SAFETY: the callback is running, so the stream is live.
-        unsafe { save_unsigned(self.io.as_ptr(), number) }
-    }
-
     pub(crate) fn save_bytes(&mut self, bytes: &[u8]) {
         let save_string_buffer = server_fn!(RedisModule_SaveStringBuffer);
         // SAFETY: as above; the server copies `len` bytes.
@@ -107,7 +92,8 @@ impl RdbWriter<'_> {
     }
 }
 
-/// The digest of one value, as DEBUG DIGEST-VALUE prints it. What belongs together in order goes between two [`Digest::end_sequence`].
+/// The digest of one value, as DEBUG DIGEST-VALUE prints it. What belongs together in order goes between two
+/// [`Digest::end_sequence`].
 pub(crate) struct Digest<'a> {
     raw: NonNull<raw::RedisModuleDigest>,
     callback: PhantomData<&'a raw::RedisModuleDigest>,
@@ -124,12 +110,6 @@ impl Digest<'_> {
         let add_string_buffer = server_fn!(RedisModule_DigestAddStringBuffer);
         // SAFETY: the callback is running; the server reads `len` bytes.
         unsafe { add_string_buffer(self.raw.as_ptr(), bytes.as_ptr().cast(), bytes.len()) }
-    }
-
-    pub(crate) fn add_integer(&mut self, number: i64) {
-        let add_long_long = server_fn!(RedisModule_DigestAddLongLong);
-        // SAFETY: the callback is running.
-        unsafe { add_long_long(self.raw.as_ptr(), c_longlong::from(number)) }
     }
 
     pub(crate) fn end_sequence(&mut self) {

@@ -1,9 +1,9 @@
-//! Commands written by the module: to replicas and the append-only file ([`Ctx::replicate`]), and to a file that is being rewritten or a slot that is
-//! being moved ([`AofWriter::emit`]).
+//! Commands written by the module: to replicas and the append-only file ([`Ctx::replicate`]), and to a file that is
+//! being rewritten or a slot that is being moved ([`AofWriter::emit`]).
 //!
-//! Both server functions are variadic and take a format: `s` is a server string (no copy), `b` a pointer and a length. The
-//! format and the arguments stay on the stack; what a format does not name, C does not read, so one call of fixed width serves every
-//! shorter command. Longer ones than [`WIDTH_MAX`] take a detour over server strings.
+//! Both server functions are variadic and take a format: `s` is a server string (no copy), `b` a pointer and a length.
+//! The format and the arguments stay on the stack; what a format does not name, C does not read, so one call of fixed
+//! width serves every shorter command. Longer ones than [`WIDTH_MAX`] take a detour over server strings.
 
 use std::ffi::{CStr, c_char};
 use std::iter;
@@ -34,16 +34,22 @@ fn part(args: &[&[u8]], index: usize) -> (*const c_char, usize) {
     args.get(index).map_or((ptr::null(), 0), |bytes| (bytes.as_ptr().cast(), bytes.len()))
 }
 
-/// Calls the variadic `$function($target, $command, $format, ...)` with the key, if there is one, and as many parts as there are indices.
+/// Calls the variadic `$function($target, $command, $format, ...)` with the key, if there is one, and as many parts as
+/// there are indices.
 macro_rules! call_with_parts {
     ($function:expr, $target:expr, $command:expr, $format:expr, $key:expr, $args:expr, [$($index:literal)*]) => {
         match $key {
-            // SAFETY: the target, the command and the key are live; the format names the key and not more parts than there are arguments.
+            // SAFETY: the target, the command and the key are live; the format names the key and not more parts than
+            // there are arguments.
             Some(key) => unsafe {
-                $function($target, $command, $format.as_ptr().cast(), key.as_ptr() $(, part($args, $index).0, part($args, $index).1)*)
+                let format = $format.as_ptr().cast();
+                $function($target, $command, format, key.as_ptr() $(, part($args, $index).0, part($args, $index).1)*)
             },
             // SAFETY: as above, and the format names no key.
-            None => unsafe { $function($target, $command, $format.as_ptr().cast() $(, part($args, $index).0, part($args, $index).1)*) },
+            None => unsafe {
+                let format = $format.as_ptr().cast();
+                $function($target, $command, format $(, part($args, $index).0, part($args, $index).1)*)
+            },
         }
     };
 }
@@ -53,7 +59,9 @@ macro_rules! call_with_args {
     ($function:expr, $target:expr, $command:expr, $key:expr, $args:expr) => {{
         let (function, target, command, key, args) = ($function, $target, $command, $key, $args);
         match format(key.is_some(), args.len()) {
-            Some(format) if args.len() <= 4 => call_with_parts!(function, target, command, format, key, args, [0 1 2 3]),
+            Some(format) if args.len() <= 4 => {
+                call_with_parts!(function, target, command, format, key, args, [0 1 2 3])
+            }
             Some(format) if args.len() <= 8 => {
                 call_with_parts!(function, target, command, format, key, args, [0 1 2 3 4 5 6 7])
             }
@@ -73,16 +81,18 @@ macro_rules! call_with_args {
 }
 
 impl Ctx<'_> {
-    /// Sends one command to the replicas and the append-only file: after the running command, with whatever else it replicates, as one unit.
+    /// Sends one command to the replicas and the append-only file: after the running command, with whatever else it
+    /// replicates, as one unit.
     ///
-    /// The command must be one of the server's. Outside a client's write command the caller must have found this node a primary and
-    /// [`Ctx::avoid_replica_traffic`] false: the server asserts on it.
+    /// The command must be one of the server's. Outside a client's write command the caller must have found this node a
+    /// primary and [`Ctx::avoid_replica_traffic`] false: the server asserts on it.
     pub(crate) fn replicate(&self, command: &'static CStr, key: Option<ServerStr<'_>>, args: &[&[u8]]) -> bool {
         let replicate = server_fn!(RedisModule_Replicate);
         call_with_args!(replicate, self.as_ptr(), command.as_ptr(), key, args) == OK
     }
 
-    /// Sends the running command as it came. Where nobody listens this only counts one more change, which the server's snapshots go by.
+    /// Sends the running command as it came. Where nobody listens this only counts one more change, which the server's
+    /// snapshots go by.
     pub(crate) fn replicate_verbatim(&self) {
         let replicate_verbatim = server_fn!(RedisModule_ReplicateVerbatim);
         // SAFETY: the context is live, with the client whose command is running.
@@ -90,7 +100,8 @@ impl Ctx<'_> {
     }
 }
 
-/// Where the commands that recreate one key go: the new append-only file, or the target of a slot migration. In a fork child.
+/// Where the commands that recreate one key go: the new append-only file, or the target of a slot migration. In a fork
+/// child.
 pub(crate) struct AofWriter<'a> {
     io: NonNull<raw::RedisModuleIO>,
     callback: PhantomData<&'a raw::RedisModuleIO>,

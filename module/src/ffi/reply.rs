@@ -1,8 +1,8 @@
 //! Replies to the calling client, on either protocol: maps and nulls become arrays and null bulks on RESP2.
 //!
-//! The layer counts what is owed: a command owes one value, an array of n adds n to what is owed. When a command or a reply
-//! callback ends in debt (it panicked, or forgot), the rest is paid with errors; what is not owed is not sent. So the client always gets
-//! exactly one well-formed reply.
+//! The layer counts what is owed: a command owes one value, an array of n adds n to what is owed. When a command or a
+//! reply callback ends in debt (it panicked, or forgot), the rest is paid with errors; what is not owed is not sent. So
+//! the client always gets exactly one well-formed reply.
 
 use std::ffi::{CStr, c_long};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,8 +14,8 @@ use super::string::CText;
 /// Values still owed to the client of the running callback. Touched on the main thread only.
 static OWED: AtomicI64 = AtomicI64::new(0);
 
-/// Notes one value paid, and `more` values owed. `false`: nothing was owed, so there must be no reply (it would be read as the reply of
-/// the client's next command).
+/// Notes one value paid, and `more` values owed. `false`: nothing was owed, so there must be no reply (it would be read
+/// as the reply of the client's next command).
 fn pay(more: i64) -> bool {
     let owed = OWED.load(Ordering::Relaxed);
     debug_assert!(owed > 0, "a reply that nobody waits for");
@@ -36,7 +36,8 @@ pub(super) fn owing_one(ctx: &Ctx<'_>, body: impl FnOnce()) {
     OWED.store(outer, Ordering::Relaxed);
 }
 
-/// Does the running command owe its whole reply still? False outside commands, once a reply was begun, and once the client was blocked.
+/// Does the running command owe its whole reply still? False outside commands, once a reply was begun, and once the
+/// client was blocked.
 pub(super) fn is_owed_whole() -> bool {
     OWED.load(Ordering::Relaxed) == 1
 }

@@ -9,7 +9,8 @@ use valkey_module::raw;
 
 use super::api::server_fn;
 
-/// A string that belongs to somebody else: an argument of the running command, the name of the key in a callback, a [`ServerString`].
+/// A string that belongs to somebody else: an argument of the running command, the name of the key in a callback, a
+/// [`ServerString`].
 #[derive(Clone, Copy)]
 pub(crate) struct ServerStr<'a> {
     raw: NonNull<raw::RedisModuleString>,
@@ -83,7 +84,8 @@ impl Drop for ServerString {
     }
 }
 
-/// Text for C on the stack: cut to fit, NUL-terminated; NUL, CR and LF become spaces, so that text from users can break neither a log line nor a reply.
+/// Text for C on the stack: cut to fit, NUL-terminated; NUL, CR and LF become spaces, so that text from users can break
+/// neither a log line nor a reply.
 pub(super) struct CText<const N: usize> {
     bytes: [u8; N],
 }

@@ -1,8 +1,10 @@
 //! The clock leases are measured on, and the one timer that wakes the event loop for the earliest of them.
 //!
-//! Both count the time since boot, sleep included; no step of the wall clock touches them. (The server's own timers use the wall clock,
-//! and stop when it is set back.) The timer's callback runs outside any execution unit, also inside a busy script and while loading, so it only notes that it
-//! fired: due work is done in [`Event::BeforeSleep`](super::events::Event), which follows. Without a timer (an old kernel) there is still the server's cron.
+//! Both count the time since boot, sleep included; no step of the wall clock touches them. (The server's own timers use
+//! the wall clock, and stop when it is set back.) The timer's callback runs outside any execution unit, also inside a
+//! busy script and while loading, so it only notes that it fired: due work is done in
+//! [`Event::BeforeSleep`](super::events::Event), which follows. Without a timer (an old kernel) there is still the
+//! server's cron.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr;
@@ -21,7 +23,8 @@ static CLOCK: AtomicI32 = AtomicI32::new(CLOCK_BOOTTIME);
 static ARMED_FOR: AtomicU64 = AtomicU64::new(NOT_ARMED);
 static FIRED: AtomicBool = AtomicBool::new(false);
 
-/// Makes the timer and hands it to the event loop. `false` if this system has none: then only the server's cron wakes the module.
+/// Makes the timer and hands it to the event loop. `false` if this system has none: then only the server's cron wakes
+/// the module.
 pub(crate) fn open() -> bool {
     for clock in [CLOCK_BOOTTIME, CLOCK_MONOTONIC] {
         // SAFETY: makes a file descriptor, or answers -1.
@@ -43,7 +46,8 @@ pub(crate) fn open() -> bool {
     false
 }
 
-/// Takes the timer from the event loop: for a load that fails after [`open`], whose callback would be gone with the library.
+/// Takes the timer from the event loop: for a load that fails after [`open`], whose callback would be gone with the
+/// library.
 pub(crate) fn close() {
     let fd = FD.swap(NO_FD, Ordering::Relaxed);
     if fd == NO_FD {
@@ -56,17 +60,10 @@ pub(crate) fn close() {
     unsafe { close_fd(fd) };
 }
 
-/// Makes the event loop turn at `deadline_us` ([`boottime_us`]), or at once if that is past. Does nothing if it will turn earlier
-/// anyway. `false` if there is no timer.
+/// Makes the event loop turn at `deadline_us` ([`boottime_us`]), or at once if that is past. Does nothing if it will
+/// turn earlier anyway. `false` if there is no timer.
 pub(crate) fn arm(deadline_us: u64) -> bool {
     ARMED_FOR.load(Ordering::Relaxed) <= deadline_us || set(deadline_us)
-}
-
-/// Forgets the deadline. Seldom worth a system call: a turn with nothing to do costs less than a microsecond.
-pub(crate) fn disarm() {
-    if ARMED_FOR.load(Ordering::Relaxed) != NOT_ARMED {
-        set(NOT_ARMED);
-    }
 }
 
 /// Did the timer fire since this was last asked?
@@ -84,7 +81,8 @@ pub(crate) fn wall_clock_us() -> u64 {
     clock_us(CLOCK_REALTIME)
 }
 
-/// The id of this boot of this machine: two boottimes with the same id are on the same clock. `None` if the system does not tell.
+/// The id of this boot of this machine: two boottimes with the same id are on the same clock. `None` if the system does
+/// not tell.
 pub(crate) fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let mut digits = text.chars().filter_map(|digit| digit.to_digit(16));
@@ -117,7 +115,8 @@ fn set(deadline_us: u64) -> bool {
 
 fn clock_us(clock: c_int) -> u64 {
     let mut time = Timespec { seconds: 0, nanoseconds: 0 };
-    // SAFETY: the kernel fills a structure on this stack. It cannot fail for a clock that exists; if it did, the time would be 0.
+    // SAFETY: the kernel fills a structure on this stack. It cannot fail for a clock that exists; if it did, the time
+    // would be 0.
     unsafe { clock_gettime(clock, &raw mut time) };
     let seconds = u64::try_from(time.seconds).unwrap_or(0);
     let nanoseconds = u64::try_from(time.nanoseconds).unwrap_or(0);
