@@ -118,8 +118,6 @@ impl<'a> Shell<'a> {
 
     fn replicate(&self, name: Option<ServerStr<'_>>, change: &Change) {
         if self.unit == Unit::Command && !propagation::is_needed(self.flags) {
-            // Nobody receives it; the server only counts one more change, which its snapshots go by.
-            self.ctx.replicate_verbatim();
             return;
         }
         with_buffer(|buffer| {

@@ -13,6 +13,9 @@
 //!   not "nobody".)
 //! * It ends with a change of role, and an append-only file that is on ends it too, asked at each command.
 //!
+//! The server counts changes to know when to make a snapshot (`save 300 100`); what is kept back counts as one change per turn of the
+//! event loop.
+//!
 //! `docs/decisions/0003-effects-without-listeners.md` has the argument and the measurements.
 
 use crate::ffi::ctx::{ContextFlags, Ctx};
@@ -25,10 +28,23 @@ const LOOK_EVERY_US: u64 = 1_000_000;
 
 static NOBODY_LISTENS: AtomicBool = AtomicBool::new(false);
 static LOOKED_AT_US: AtomicU64 = AtomicU64::new(0);
+/// Something was kept back in this turn.
+static KEPT_BACK: AtomicBool = AtomicBool::new(false);
 
-/// Must effects be handed to the server?
+/// Must the effects of a command be handed to the server? If not, the turn of the event loop ends with one effect all the same
+/// ([`take_kept_back`]).
 pub(crate) fn is_needed(flags: ContextFlags) -> bool {
-    !NOBODY_LISTENS.load(Ordering::Relaxed) || flags.has_aof()
+    let needed = !NOBODY_LISTENS.load(Ordering::Relaxed) || flags.has_aof();
+    if !needed {
+        KEPT_BACK.store(true, Ordering::Relaxed);
+    }
+    needed
+}
+
+/// Was anything kept back since this was last asked? Then a mark must be replicated: nobody hears it, but the server counts it as a
+/// change, and so makes the snapshots that its save points ask for.
+pub(crate) fn take_kept_back() -> bool {
+    KEPT_BACK.load(Ordering::Relaxed) && KEPT_BACK.swap(false, Ordering::Relaxed)
 }
 
 /// Somebody may listen from now on.

@@ -10,7 +10,7 @@ use crate::ffi::string::ServerString;
 use crate::ffi::timer_fd;
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
-use crate::{cluster, config};
+use crate::{cluster, config, propagation};
 use flock_core::refusal::EndReason;
 use flock_core::table::Due;
 use flock_core::token::ClockFault;
@@ -71,7 +71,8 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     };
     let (mark, look) = AGENDA.with(|agenda| (agenda.mark, std::mem::take(&mut agenda.look))).unwrap_or_default();
     let fired = timer_fd::take_fired();
-    if !(is_new || mark || look || fired || next == Some(Time::ZERO)) {
+    let kept_back = propagation::take_kept_back();
+    if !(is_new || mark || look || fired || kept_back || next == Some(Time::ZERO)) {
         arm(next);
         return;
     }
@@ -89,6 +90,8 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         if let Some(mark) = with_table(|table| table.announce_mark()) {
             Shell::in_turn(ctx).announce_mark(mark);
         }
+    } else if kept_back && let Some(mark) = with_table(|table| table.counter().mark()) {
+        Shell::in_turn(ctx).announce_mark(mark);
     }
     perform_due(ctx);
     arm(with_table(|table| table.next_deadline()).flatten());

@@ -90,14 +90,6 @@ impl Ctx<'_> {
         let replicate = server_fn!(RedisModule_Replicate);
         call_with_args!(replicate, self.as_ptr(), command.as_ptr(), key, args) == OK
     }
-
-    /// Sends the running command as it came. Where nobody listens this only counts one more change, which the server's
-    /// snapshots go by.
-    pub(crate) fn replicate_verbatim(&self) {
-        let replicate_verbatim = server_fn!(RedisModule_ReplicateVerbatim);
-        // SAFETY: the context is live, with the client whose command is running.
-        unsafe { replicate_verbatim(self.as_ptr()) };
-    }
 }
 
 /// Where the commands that recreate one key go: the new append-only file, or the target of a slot migration. In a fork
