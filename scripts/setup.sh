@@ -10,6 +10,7 @@
 #   server-old  VALKEY_SERVER_OLD  Valkey 8.0, from bookworm-backports: the oldest server FLOCK supports
 #   cli         VALKEY_CLI         valkey-cli 8.0, from the same place
 #   redis       REDIS_SERVER       Redis 7.0, from bookworm: one test shows that it refuses the module
+#   faketime    FAKETIME_LIB       libfaketime, from bookworm: gives a server and its modules a wrong clock when preloaded
 #   libclang    LIBCLANG_PATH      libclang 18, from its Python wheel (hash checked): needed to build the module
 #
 # Works on Debian 12 and 13, x86-64 and arm64, as root or not. Safe to repeat, and to run twice at the same time.
@@ -22,7 +23,7 @@ need() { command -v "$1" >/dev/null || die "there is no '$1' here" "$2"; }
 
 out=$(dirname "$0")/../target/tools
 case ${1:-} in --into) out=${2:?--into needs a folder}; shift 2 ;; esac
-[ $# -gt 0 ] || set -- server server-old cli redis libclang
+[ $# -gt 0 ] || set -- server server-old cli redis faketime libclang
 out=$(mkdir -p "$out" && cd "$out" && pwd)
 
 need flock "apt-get install util-linux"
@@ -63,7 +64,7 @@ PY
 apt=$tmp/apt
 apt_update() {
     [ ! -e "$apt/apt.conf" ] || return 0
-    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI and REDIS_SERVER yourself"
+    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and FAKETIME_LIB yourself"
     key=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -r "$key" ] || die "$key is missing" "apt-get install debian-archive-keyring"
     # --no-release-info: so that it also works before the machine's first `apt-get update`.
@@ -72,7 +73,7 @@ apt_update() {
     archive() { echo "$archives" | awk -v r="$release$1" -v s="stable$1" '$1 == "Packages" && ($2 == r || $2 == s) {print $3; exit}'; }
     main=$(archive "") security=$(archive -security)
     [ -n "$main" ] || die "apt knows no Debian archive for '$release'" \
-        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI and REDIS_SERVER yourself"
+        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and FAKETIME_LIB yourself"
 
     say "reading the package lists of bookworm (private apt)"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
@@ -134,6 +135,22 @@ valkey_8() {
     wrapper valkey-cli "$out/valkey-8.0" valkey-cli
 }
 
+# A server loads its modules with RTLD_DEEPBIND: they would find the C library's clock before a preloaded one.
+faketime=$out/nodeepbind.so:$out/libfaketime.so
+shim() {
+    [ ! -e "$out/nodeepbind.so" ] || return 0
+    need cc "apt-get install gcc libc6-dev"
+    cc -shared -fPIC -O1 -x c -o "$tmp/nodeepbind.so" - <<'C'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+void *dlopen(const char *file, int mode) {
+    void *(*next)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    return next(file, mode & ~RTLD_DEEPBIND);
+}
+C
+    mv "$tmp/nodeepbind.so" "$out/nodeepbind.so"
+}
+
 try() { # program  its variable
     case $1 in /*) ;; *) die "$2 is '$1'" "give an absolute path: the tests do not run in this folder" ;; esac
     version=$("$1" --version 2>&1) ||
@@ -160,6 +177,15 @@ for tool; do
             wrapper redis-server-7.0 "$out/redis-7.0" redis-server
         fi
         try "${REDIS_SERVER:-$out/bin/redis-server-7.0}" REDIS_SERVER ;;
+    faketime)
+        [ -n "${FAKETIME_LIB:-}" ] || {
+            debian "$out/faketime" libfaketime
+            ln -sf "$(find "$out/faketime" -name libfaketimeMT.so.1)" "$out/libfaketime.so"
+            shim
+        }
+        FAKETIME='@1999-12-31 12:00:00' LD_PRELOAD="${FAKETIME_LIB:-$faketime}" date +%Y | grep -q 1999 ||
+            die "libfaketime does not work" "if FAKETIME_LIB is set, check it or unset it; else rm -r $out/faketime and try again"
+        say "FAKETIME_LIB: ${FAKETIME_LIB:-$faketime}" ;;
     libclang)
         need cc "apt-get install gcc libc6-dev"
         [ -n "${LIBCLANG_PATH:-}" ] || wheel libclang==18.1.1 /libclang.so "$out/libclang/libclang.so" \
@@ -177,6 +203,7 @@ done
     export_if VALKEY_SERVER_OLD "$out/bin/valkey-server-8.0"
     export_if VALKEY_CLI "$out/bin/valkey-cli"
     export_if REDIS_SERVER "$out/bin/redis-server-7.0"
+    [ ! -e "$out/nodeepbind.so" ] || printf 'export FAKETIME_LIB="${FAKETIME_LIB:-%s}"\n' "$faketime"
     # The wheel has no stddef.h and stdarg.h: the C compiler's serve.
     [ ! -e "$out/libclang/libclang.so" ] || cat <<ENV
 if [ -z "\${LIBCLANG_PATH:-}" ]; then

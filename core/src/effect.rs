@@ -17,6 +17,8 @@ pub type Channel = Bytes<38>;
 pub enum Effect {
     /// A durable change of the lock: replicate it. (The state has been changed already, by the same [`Change`].)
     Change(Change),
+    /// The change before this one is a new grant, not one stated anew.
+    Granted(Token),
     /// Answer the blocked client that the shell knows by this number.
     Finish {
         /// The number the shell gave when it asked.

@@ -14,6 +14,8 @@ pub struct Stats {
     pub releases: u64,
     /// Successful RENEW.
     pub renewals: u64,
+    /// RENEW of a hold that was lost.
+    pub renewals_lost: u64,
     /// Holds that ended because their lease was over.
     pub expired: u64,
     /// Holds ended by an administrator.

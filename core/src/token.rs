@@ -114,6 +114,7 @@ pub struct TokenCounter {
     value: u64,
     mark: u64,
     seeded: bool,
+    used: bool,
 }
 
 /// The counter has reached [`Token::MAX`]: no further grant is possible.
@@ -139,6 +140,12 @@ impl TokenCounter {
         self.seeded
     }
 
+    /// Whether any token was ever handed out or seen. Before that there is nothing to save.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.used
+    }
+
     /// Starts an incarnation (boot after loading, promotion): above everything seen, marked, or possible by the clock.
     ///
     /// Returns the new mark, which the shell must announce at once (effect MARK).
@@ -158,6 +165,7 @@ impl TokenCounter {
     pub fn take_next(&mut self) -> Result<(Token, Option<u64>), Exhausted> {
         let token = self.value.checked_add(1).and_then(Token::new).ok_or(Exhausted)?;
         self.value = token.get();
+        self.used = true;
         Ok((token, self.reserve_if_half_used()))
     }
 
@@ -169,6 +177,7 @@ impl TokenCounter {
 
     /// A token or counter seen in a load, a restore or the replication stream: never hand out anything up to it.
     pub fn saw(&mut self, value: u64) {
+        self.used = true;
         self.value = self.value.max(value.min(Token::MAX));
     }
 
@@ -195,7 +204,14 @@ impl TokenCounter {
         i64::try_from(i128::from(self.value) - i128::from(wall.units)).unwrap_or(i64::MAX)
     }
 
-    /// The highest token that FLOOR or RESTORE may bring in: one day above the counter and the clock.
+    /// The highest token that FLOOR may raise the counter to: one day above the clock. (Not above the counter, or it could be raised
+    /// day by day.)
+    #[must_use]
+    pub fn floor_max(&self, wall: WallClock) -> u64 {
+        self.value.max(wall.units.saturating_add(DAY_UNITS)).min(Token::MAX)
+    }
+
+    /// The highest token that RESTORE may bring in: one day above the counter and the clock.
     #[must_use]
     pub fn highest_credible(&self, wall: WallClock) -> u64 {
         self.value.max(wall.units).saturating_add(DAY_UNITS).min(Token::MAX)

@@ -27,19 +27,9 @@ fn parse(command: &str, args: &[&[u8]], limits: &Limits) -> Result<(), WireError
 fn is_refused_by(limits: &Limits, command: &str, args: &[&[u8]], fragment: &str) {
     let error = parse(command, args, limits).expect_err(fragment);
     assert_eq!(error.code, ErrorCode::Err, "{error}");
-    assert!(
-        error.message.contains(fragment),
-        "{command}: \"{}\" does not contain \"{fragment}\"",
-        error.message
-    );
+    assert!(error.message.contains(fragment), "{command}: \"{}\" does not contain \"{fragment}\"", error.message);
     // A sentence can be sent as it is: one line of printable ASCII, of bounded length, without a full stop.
-    assert!(
-        error
-            .message
-            .bytes()
-            .all(|byte| byte == b' ' || byte.is_ascii_graphic()),
-        "{error}"
-    );
+    assert!(error.message.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{error}");
     assert!(error.message.len() < 400, "{} bytes", error.message.len());
     assert!(!error.message.ends_with('.'), "{error}");
     assert!(error.to_string().starts_with("ERR "), "{error}");
@@ -95,10 +85,7 @@ fn unknown_options_are_named_with_the_known_ones() {
         ("ACQUIRE k o 1 ", "unknown option \"\""),
         ("ACQUIRE k o 1 SHARED=1", "unknown option \"SHARED=1\""),
         ("ACQUIRE k o 1 PX 5", "unknown option \"PX\""),
-        (
-            "RELEASE k o BLOCK",
-            "unknown option \"BLOCK\" (allowed: TOKEN, ID, ALL)",
-        ),
+        ("RELEASE k o BLOCK", "unknown option \"BLOCK\" (allowed: TOKEN, ID, ALL)"),
         ("RELEASE k o 17", "unknown option \"17\""),
         ("RENEW k o 1 17", "unknown option \"17\" (allowed: TOKEN)"),
     ] {
@@ -152,48 +139,18 @@ fn an_option_without_its_value_is_refused() {
 #[test]
 fn options_that_contradict_each_other_are_refused() {
     for (line, fragment) in [
-        (
-            "ACQUIRE k o 1 BLOCK 1 QUEUE 1 CHANNEL c",
-            "options BLOCK and QUEUE exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 BLOCK 0 QUEUE 1 CHANNEL c",
-            "options BLOCK and QUEUE exclude each other",
-        ),
+        ("ACQUIRE k o 1 BLOCK 1 QUEUE 1 CHANNEL c", "options BLOCK and QUEUE exclude each other"),
+        ("ACQUIRE k o 1 BLOCK 0 QUEUE 1 CHANNEL c", "options BLOCK and QUEUE exclude each other"),
         ("ACQUIRE k o 1 QUEUE 1", "option QUEUE needs CHANNEL"),
         ("ACQUIRE k o 1 LIMIT 3", "option LIMIT needs SHARED"),
-        (
-            "ACQUIRE k o 1 CONVERT 1 BLOCK 1",
-            "options CONVERT and BLOCK exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 BLOCK 0 CONVERT 1",
-            "options CONVERT and BLOCK exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 CONVERT 1 QUEUE 1 CHANNEL c",
-            "options CONVERT and QUEUE exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 CONVERT 1 NEW",
-            "options CONVERT and NEW exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 CONVERT 1 REENTRANT a",
-            "options CONVERT and REENTRANT exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 CONVERT 1 CLAIM 1",
-            "options CONVERT and CLAIM exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1 CONVERT 1 SHARED LIMIT 1",
-            "options CONVERT and LIMIT exclude each other",
-        ),
-        (
-            "ACQUIRE k o 1000 CLAIM 1001",
-            "CLAIM claim_ms is longer than lease_ms: \"1001\" (allowed: 1 to 1000)",
-        ),
+        ("ACQUIRE k o 1 CONVERT 1 BLOCK 1", "options CONVERT and BLOCK exclude each other"),
+        ("ACQUIRE k o 1 BLOCK 0 CONVERT 1", "options CONVERT and BLOCK exclude each other"),
+        ("ACQUIRE k o 1 CONVERT 1 QUEUE 1 CHANNEL c", "options CONVERT and QUEUE exclude each other"),
+        ("ACQUIRE k o 1 CONVERT 1 NEW", "options CONVERT and NEW exclude each other"),
+        ("ACQUIRE k o 1 CONVERT 1 REENTRANT a", "options CONVERT and REENTRANT exclude each other"),
+        ("ACQUIRE k o 1 CONVERT 1 CLAIM 1", "options CONVERT and CLAIM exclude each other"),
+        ("ACQUIRE k o 1 CONVERT 1 SHARED LIMIT 1", "options CONVERT and LIMIT exclude each other"),
+        ("ACQUIRE k o 1000 CLAIM 1001", "CLAIM claim_ms is longer than lease_ms: \"1001\" (allowed: 1 to 1000)"),
         ("RELEASE k o ID a ALL", "options ID and ALL exclude each other"),
         ("RELEASE k o ALL ID a", "options ID and ALL exclude each other"),
     ] {
@@ -265,13 +222,7 @@ fn what_is_no_whole_number_is_refused_for_every_integer() {
 
 #[test]
 fn a_number_out_of_range_is_refused_for_every_integer() {
-    let far = [
-        "-1",
-        "-9223372036854775808",
-        "9223372036854775808",
-        "18446744073709551616",
-    ]
-    .map(str::to_string);
+    let far = ["-1", "-9223372036854775808", "9223372036854775808", "18446744073709551616"].map(str::to_string);
     for (line, name, min, max) in INTEGERS {
         let mut values = far.to_vec();
         values.push((u128::from(max) + 1).to_string());
@@ -280,11 +231,7 @@ fn a_number_out_of_range_is_refused_for_every_integer() {
         for value in values {
             let (command, mut args) = words(line);
             args.push(value.as_bytes());
-            is_refused(
-                command,
-                &args,
-                &format!("{name} is out of range: \"{value}\" (allowed: {min} to {max})"),
-            );
+            is_refused(command, &args, &format!("{name} is out of range: \"{value}\" (allowed: {min} to {max})"));
         }
     }
 }
@@ -324,20 +271,12 @@ fn texts_that_are_empty_or_too_long_are_refused() {
             let (command, mut args) = words(line);
             let value = vec![b'x'; len];
             args.push(&value);
-            is_refused(
-                command,
-                &args,
-                &format!("{name} is too long: {len} bytes (allowed: {min} to {max} bytes)"),
-            );
+            is_refused(command, &args, &format!("{name} is too long: {len} bytes (allowed: {min} to {max} bytes)"));
         }
         if min > 0 {
             let (command, mut args) = words(line);
             args.push(b"");
-            is_refused(
-                command,
-                &args,
-                &format!("{name} is empty (allowed: {min} to {max} bytes)"),
-            );
+            is_refused(command, &args, &format!("{name} is empty (allowed: {min} to {max} bytes)"));
         }
     }
 }
@@ -345,59 +284,25 @@ fn texts_that_are_empty_or_too_long_are_refused() {
 #[test]
 fn texts_of_any_bytes_are_taken_as_they_are() {
     // Owners, ids and keys are bytes: nothing in them is special.
-    for value in [
-        &b"\0"[..],
-        b"\r\n",
-        b"\xff\xfe\xfd",
-        b"*1\r\n$4\r\nPING\r\n",
-        b"{}",
-        b"{a}b",
-        b" ",
-        b"-1",
-    ] {
+    for value in [&b"\0"[..], b"\r\n", b"\xff\xfe\xfd", b"*1\r\n$4\r\nPING\r\n", b"{}", b"{a}b", b" ", b"-1"] {
         for (line, ..) in TEXTS.into_iter().filter(|(line, ..)| line.len() > "ACQUIRE k".len()) {
             let (command, mut args) = words(line);
             args.push(value);
-            assert_eq!(
-                parse(command, &args, &Limits::DEFAULT),
-                Ok(()),
-                "{line} {}",
-                value.escape_ascii()
-            );
+            assert_eq!(parse(command, &args, &Limits::DEFAULT), Ok(()), "{line} {}", value.escape_ascii());
         }
         let request = Acquire::parse([value, value, b"1"], &Limits::DEFAULT).expect("a valid request");
         assert_eq!((request.key, request.owner), (value, value));
     }
-    assert_eq!(
-        parse("ACQUIRE", &[b"", b"o", b"1"], &Limits::DEFAULT),
-        Ok(()),
-        "the empty key is a key"
-    );
+    assert_eq!(parse("ACQUIRE", &[b"", b"o", b"1"], &Limits::DEFAULT), Ok(()), "the empty key is a key");
 }
 
 #[test]
 fn hostile_bytes_are_shown_escaped_and_cut() {
-    is_refused(
-        "ACQUIRE",
-        &[b"k", b"o", b"\r\n-ERR x"],
-        "lease_ms is not a whole number: \"\\r\\n-ERR x\" (",
-    );
-    is_refused(
-        "ACQUIRE",
-        &[b"k", b"o", b"1", b"\0\xff\""],
-        "unknown option \"\\x00\\xff\\\"\" (",
-    );
+    is_refused("ACQUIRE", &[b"k", b"o", b"\r\n-ERR x"], "lease_ms is not a whole number: \"\\r\\n-ERR x\" (");
+    is_refused("ACQUIRE", &[b"k", b"o", b"1", b"\0\xff\""], "unknown option \"\\x00\\xff\\\"\" (");
     let shown = "y".repeat(64);
-    is_refused(
-        "CHECK",
-        &[b"k", b"1", &[b'y'; 65]],
-        &format!("unexpected argument \"{shown}\"... (65 bytes)"),
-    );
-    is_refused(
-        "CHECK",
-        &[b"k", b"1", &[b'y'; 64]],
-        &format!("unexpected argument \"{shown}\""),
-    );
+    is_refused("CHECK", &[b"k", b"1", &[b'y'; 65]], &format!("unexpected argument \"{shown}\"... (65 bytes)"));
+    is_refused("CHECK", &[b"k", b"1", &[b'y'; 64]], &format!("unexpected argument \"{shown}\""));
 }
 
 #[test]
@@ -412,35 +317,14 @@ fn configured_limits_appear_in_the_sentence() {
         ..Limits::DEFAULT
     };
     for (line, fragment) in [
-        (
-            "ACQUIRE k o 501",
-            "lease_ms is out of range: \"501\" (allowed: 1 to 500)",
-        ),
-        (
-            "ACQUIRE k o 1 BLOCK 601",
-            "BLOCK wait_ms is out of range: \"601\" (allowed: 0 to 600)",
-        ),
-        (
-            "ACQUIRE k o 1 SESSION 501",
-            "SESSION grace_ms is out of range: \"501\" (allowed: 1 to 500)",
-        ),
+        ("ACQUIRE k o 501", "lease_ms is out of range: \"501\" (allowed: 1 to 500)"),
+        ("ACQUIRE k o 1 BLOCK 601", "BLOCK wait_ms is out of range: \"601\" (allowed: 0 to 600)"),
+        ("ACQUIRE k o 1 SESSION 501", "SESSION grace_ms is out of range: \"501\" (allowed: 1 to 500)"),
         ("ACQUIRE k own 1", "owner is too long: 3 bytes (allowed: 1 to 2 bytes)"),
-        (
-            "ACQUIRE k o 1 REENTRANT own",
-            "REENTRANT id is too long: 3 bytes (allowed: 1 to 2 bytes)",
-        ),
-        (
-            "ACQUIRE k o 1 LABEL text",
-            "LABEL text is too long: 4 bytes (allowed: 0 to 3 bytes)",
-        ),
-        (
-            "ACQUIRE k o 1 CHANNEL there",
-            "CHANNEL channel is too long: 5 bytes (allowed: 1 to 4 bytes)",
-        ),
-        (
-            "ACQUIRE k o 1 FLOOR 5",
-            "option FLOOR is disabled (configuration: flock.floor-enabled)",
-        ),
+        ("ACQUIRE k o 1 REENTRANT own", "REENTRANT id is too long: 3 bytes (allowed: 1 to 2 bytes)"),
+        ("ACQUIRE k o 1 LABEL text", "LABEL text is too long: 4 bytes (allowed: 0 to 3 bytes)"),
+        ("ACQUIRE k o 1 CHANNEL there", "CHANNEL channel is too long: 5 bytes (allowed: 1 to 4 bytes)"),
+        ("ACQUIRE k o 1 FLOOR 5", "option FLOOR is disabled (configuration: flock.floor-enabled)"),
         ("RENEW k o 501", "lease_ms is out of range: \"501\" (allowed: 1 to 500)"),
     ] {
         let (command, args) = words(line);

@@ -24,10 +24,7 @@ struct Random(u64);
 
 impl Random {
     fn new(salt: u64) -> Self {
-        let seed = std::env::var("FLOCK_SEED")
-            .ok()
-            .and_then(|seed| seed.parse().ok())
-            .unwrap_or(20_261_130);
+        let seed = std::env::var("FLOCK_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_130);
         println!("FLOCK_SEED={seed}");
         Self((seed ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1))
     }
@@ -71,11 +68,7 @@ impl Random {
     /// Bytes of the kinds that break parsers: spaces, digits, signs, control bytes, option words.
     fn bytes(&mut self, min: u64, max: u64) -> Vec<u8> {
         const BYTES: &[u8] = b"ab 01+-@:\r\n\0\xff{}SHAREDall";
-        let len = if self.below(20) == 0 {
-            max
-        } else {
-            self.number(min, max.min(min + 40))
-        };
+        let len = if self.below(20) == 0 { max } else { self.number(min, max.min(min + 40)) };
         (0..len)
             .map(|_| match self.below(4) {
                 0 => self.next().to_le_bytes()[0],
@@ -113,11 +106,7 @@ impl Random {
             mode: self.mode(),
             token: self.token(),
             lease: self.millis(0, u32::MAX),
-            deadline: if self.flip() {
-                Some(Time::from_us(self.number(0, u64::MAX - 1)))
-            } else {
-                None
-            },
+            deadline: if self.flip() { Some(Time::from_us(self.number(0, u64::MAX - 1))) } else { None },
             terms: if self.flip() { self.terms() } else { None },
         }
     }
@@ -130,19 +119,9 @@ impl Random {
                 lease: self.millis(0, u32::MAX),
                 deadline: self.some(|random| Time::from_us(random.number(0, u64::MAX - 1))),
             },
-            5 => Change::Mode {
-                old: self.token(),
-                new: self.token(),
-                mode: self.mode(),
-            },
-            6 => Change::End {
-                token: self.some(Self::token),
-            },
-            7 => Change::Ids {
-                token: self.token(),
-                id: Id::new(&self.bytes(1, 256)),
-                joined: self.flip(),
-            },
+            5 => Change::Mode { old: self.token(), new: self.token(), mode: self.mode() },
+            6 => Change::End { token: self.some(Self::token) },
+            7 => Change::Ids { token: self.token(), id: Id::new(&self.bytes(1, 256)), joined: self.flip() },
             _ => Change::Mark(self.number(0, Token::MAX)),
         }
     }
@@ -165,11 +144,7 @@ impl Random {
 
     fn notice(&mut self) -> Notice {
         match self.below(4) {
-            0 => Notice::Granted {
-                token: self.token(),
-                lasts: self.millis(0, u32::MAX),
-                claim: self.flip(),
-            },
+            0 => Notice::Granted { token: self.token(), lasts: self.millis(0, u32::MAX), claim: self.flip() },
             1 => Notice::TimedOut,
             2 => Notice::Ended(
                 [
@@ -184,12 +159,8 @@ impl Random {
             ),
             _ => Notice::Lost {
                 token: self.token(),
-                reason: [
-                    LossReason::Expired,
-                    LossReason::Revoked,
-                    LossReason::Removed,
-                    LossReason::Flushed,
-                ][usize::try_from(self.below(4)).expect("an index")],
+                reason: [LossReason::Expired, LossReason::Revoked, LossReason::Removed, LossReason::Flushed]
+                    [usize::try_from(self.below(4)).expect("an index")],
             },
         }
     }
@@ -289,29 +260,13 @@ fn every_other_request_comes_back() {
             1 => ReleaseScope::Id(&text),
             _ => ReleaseScope::All,
         };
-        let release = Release {
-            key: &key,
-            owner: &owner,
-            token,
-            scope,
-        };
+        let release = Release { key: &key, owner: &owner, token, scope };
         comes_back(&release, &release.to_args());
-        let renew = Renew {
-            key: &key,
-            owner: &owner,
-            lease: random.millis(1, 86_400_000),
-            token,
-        };
+        let renew = Renew { key: &key, owner: &owner, lease: random.millis(1, 86_400_000), token };
         comes_back(&renew, &renew.to_args());
-        let check = Check {
-            key: &key,
-            token: random.token(),
-        };
+        let check = Check { key: &key, token: random.token() };
         comes_back(&check, &check.to_args());
-        let info = Info {
-            key: &key,
-            limit: random.millis(0, INFO_LIMIT_MAX).as_ms(),
-        };
+        let info = Info { key: &key, limit: random.millis(0, INFO_LIMIT_MAX).as_ms() };
         comes_back(&info, &info.to_args());
         let list = List {
             cursor: random.millis(0, u32::MAX).as_ms(),
@@ -320,10 +275,7 @@ fn every_other_request_comes_back() {
             owner: random.some(|_| &*owner),
         };
         comes_back(&list, &list.to_args());
-        let revoke = Revoke {
-            key: &key,
-            owner: random.some(|_| &*owner),
-        };
+        let revoke = Revoke { key: &key, owner: random.some(|_| &*owner) };
         comes_back(&revoke, &revoke.to_args());
     }
 }
@@ -346,18 +298,8 @@ fn arbitrary_arguments_are_parsed_without_a_panic() {
     let mut random = Random::new(4);
     let mut accepted = 0;
     for _ in 0..100_000 {
-        let words = [
-            &b"SHARED"[..],
-            b"limit",
-            b"BLOCK",
-            b"QUEUE",
-            b"CHANNEL",
-            b"NEW",
-            b"CONVERT",
-            b"CLAIM",
-            b"7",
-            b"0",
-        ];
+        let words =
+            [&b"SHARED"[..], b"limit", b"BLOCK", b"QUEUE", b"CHANNEL", b"NEW", b"CONVERT", b"CLAIM", b"7", b"0"];
         let mut args: Vec<Vec<u8>> = vec![random.bytes(0, 9), random.bytes(1, 9), b"7".to_vec()];
         for _ in 0..random.below(7) {
             args.push(match random.below(5) {
@@ -374,10 +316,7 @@ fn arbitrary_arguments_are_parsed_without_a_panic() {
         let _ = Release::parse(args.iter().map(Vec::as_slice), &Limits::DEFAULT);
         let _ = List::parse(args[3..].iter().map(Vec::as_slice), &Limits::DEFAULT);
     }
-    assert!(
-        accepted > 3_000,
-        "the generator makes too few valid requests: {accepted}"
-    );
+    assert!(accepted > 3_000, "the generator makes too few valid requests: {accepted}");
 }
 
 #[test]
@@ -386,12 +325,7 @@ fn every_change_comes_back() {
     for _ in 0..20_000 {
         let change = random.change();
         let text = encode_change(&change, BOOT);
-        assert_eq!(
-            change::decode(&text, BOOT).as_ref(),
-            Ok(&change),
-            "{}",
-            text.escape_ascii()
-        );
+        assert_eq!(change::decode(&text, BOOT).as_ref(), Ok(&change), "{}", text.escape_ascii());
     }
 }
 
@@ -426,11 +360,7 @@ fn a_damaged_change_is_refused_or_means_exactly_what_it_says() {
                 }
                 _ => false,
             };
-            assert!(
-                written == text || foreign_deadline,
-                "{} reads as {read:?}",
-                text.escape_ascii()
-            );
+            assert!(written == text || foreign_deadline, "{} reads as {read:?}", text.escape_ascii());
             assert_eq!(change::decode(&written, BOOT), Ok(read));
         }
     }
@@ -475,10 +405,7 @@ fn a_damaged_snapshot_is_refused_or_means_exactly_what_it_says() {
 fn every_counter_comes_back_and_a_damaged_one_is_refused_or_exact() {
     let mut random = Random::new(10);
     for _ in 0..500 {
-        let counter = CounterImage {
-            value: random.number(0, Token::MAX),
-            mark: random.number(0, Token::MAX),
-        };
+        let counter = CounterImage { value: random.number(0, Token::MAX), mark: random.number(0, Token::MAX) };
         let mut encoded = Vec::new();
         snapshot::encode_counter(counter, &mut encoded);
         assert_eq!(snapshot::decode_counter(&encoded), Ok(counter));
@@ -498,11 +425,7 @@ fn every_message_comes_back_and_a_damaged_one_is_refused_or_exact() {
     let mut random = Random::new(11);
     for round in 0..5_000 {
         let (key, owner) = (random.bytes(0, 100), random.bytes(1, 256));
-        let message = OwnerMessage {
-            notice: random.notice(),
-            key: &key,
-            owner: &owner,
-        };
+        let message = OwnerMessage { notice: random.notice(), key: &key, owner: &owner };
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
         assert_eq!(OwnerMessage::parse(&encoded), Ok(message));

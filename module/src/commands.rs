@@ -71,10 +71,10 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
         }
     }
     if let Some(floor) = request.floor {
-        let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(BUSY)?;
+        let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(REENTERED)?;
         Shell::in_command(ctx, flags).perform_keyless(raised)?;
     }
-    let caller = Caller { blocked: blocking::next_number(), client: NonZeroU64::new(ctx.client_id()) };
+    let caller = Caller { blocked: blocking::next_number(), client: connection(ctx, target.flags) };
     let answer = target
         .decide(ctx, |table, place| table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx)))??;
     match (answer, request.wait) {
@@ -105,9 +105,10 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Renew<'_>>(args)?;
-    let caller = Caller { blocked: 0, client: NonZeroU64::new(ctx.client_id()) };
-    let renewed = Target::open_for(ctx, args)?
-        .decide(ctx, |table, place| table.renew(state::now(), place, &request, caller, &mut Listeners(ctx)))?;
+    let mut target = Target::open_for(ctx, args)?;
+    let caller = Caller { blocked: 0, client: connection(ctx, target.flags) };
+    let renewed =
+        target.decide(ctx, |table, place| table.renew(state::now(), place, &request, caller, &mut Listeners(ctx)))?;
     reply::integer(ctx, i64::from(renewed));
     Ok(())
 }
@@ -126,13 +127,13 @@ fn check(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
         return Err(WireError::READ_ONLY);
     }
     let name = args.string(1).ok_or(NO_KEY)?;
-    let held = match Key::open(ctx, name, Mode::Read).state() {
-        KeyState::Empty => false,
+    let lock = match Key::open(ctx, name, Mode::Read).state() {
+        KeyState::Empty => None,
         KeyState::OtherType => return Err(WireError::WRONG_TYPE),
-        KeyState::Lock(handle) => {
-            with_table(|table| table.check(state::now(), state::lock_of(handle), request.token)).unwrap_or(false)
-        }
+        KeyState::Lock(handle) => Some(state::lock_of(handle)),
     };
+    let place = Place { db: u16::try_from(ctx.selected_db()).unwrap_or(u16::MAX), key: request.key, lock };
+    let held = with_table(|table| table.check(state::now(), place, request.token)).unwrap_or(false);
     reply::integer(ctx, i64::from(held));
     Ok(())
 }
@@ -170,13 +171,13 @@ impl<'a> Target<'a> {
         ctx: &Ctx<'_>,
         verb: impl FnOnce(&mut Table, Place<'_>) -> Decision<T>,
     ) -> Result<T, WireError> {
-        let key = self.key.take().ok_or(BUSY)?;
+        let key = self.key.take().ok_or(REENTERED)?;
         let lock = match key.state() {
             KeyState::Lock(handle) => Some(state::lock_of(handle)),
             KeyState::Empty | KeyState::OtherType => None,
         };
         let place = Place { db: self.db, key: self.name.bytes(), lock };
-        let decision = with_table(|table| verb(table, place)).ok_or(BUSY)?;
+        let decision = with_table(|table| verb(table, place)).ok_or(REENTERED)?;
         Ok(Shell::in_command(ctx, self.flags).perform(key, self.name, decision))
     }
 }
@@ -203,6 +204,11 @@ fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Re
     }
 }
 
+/// The connection that asks; a script is none.
+fn connection(ctx: &Ctx<'_>, flags: ContextFlags) -> Option<NonZeroU64> {
+    if flags.in_script() { None } else { NonZeroU64::new(ctx.client_id()) }
+}
+
 fn number(token: Token) -> i64 {
     i64::try_from(token.get()).unwrap_or(i64::MAX)
 }
@@ -210,7 +216,7 @@ fn number(token: Token) -> i64 {
 /// `flock_core::wire::spec::ACL_CATEGORY`, as C text.
 const ACL_CATEGORY: &CStr = c"flock";
 const NO_KEY: WireError = WireError::fixed(ErrorCode::Err, "no key given");
-const BUSY: WireError = WireError::fixed(ErrorCode::TryAgain, "the module is in the middle of another command");
+const REENTERED: WireError = WireError::fixed(ErrorCode::TryAgain, "the module is in the middle of another command");
 const CANNOT_BLOCK: WireError = WireError::fixed(
     ErrorCode::Err,
     "BLOCK is not possible on this connection: it has subscriptions; use QUEUE, or another one",

@@ -3,15 +3,18 @@
 use crate::ffi;
 use crate::ffi::ctx::{Ctx, LogLevel, log_without_ctx};
 use crate::ffi::data_type::{AuxPlace, Handle};
+use crate::ffi::key::{Key, Mode};
 use crate::ffi::rdb_io::{Digest, RdbReader, RdbWriter};
 use crate::ffi::replicate::AofWriter;
 use crate::ffi::string::ServerStr;
+use crate::ffi::timer_fd;
 use crate::perform::APPLY;
 use crate::state::{self, handle_of, lock_of, with_table};
 use flock_core::lock::{Change, Start};
 use flock_core::refusal::LossReason;
 use flock_core::snapshot::{self, CounterImage};
-use flock_core::{Name, Time, wire};
+use flock_core::{Lock, Name, Time, wire};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// The version that values and counters carry in snapshots.
 const ENCODING_VERSION: i32 = 1;
@@ -111,22 +114,46 @@ pub(crate) fn free_effort(_handle: Handle) -> usize {
     1
 }
 
-/// The key is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free.
-pub(crate) fn unlinked(_name: ServerStr<'_>, _db: i32, handle: Handle) {
-    let speak = ffi::ctx::detached(0).is_some_and(|ctx| ctx.flags().is_primary());
-    let pending = with_table(|table| {
-        table.removed(lock_of(handle), LossReason::Removed, speak);
+/// When a held lock's key went last: the beginning of that command.
+static UNLINKED_IN: AtomicI64 = AtomicI64::new(0);
+
+/// The key is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. Unless the key's own time to live is
+/// over: nobody gave the lock up then, and it is put back.
+pub(crate) fn unlinked(name: ServerStr<'_>, db: i32, handle: Handle) {
+    let lock = lock_of(handle);
+    if with_table(|table| table.lock(lock).is_none_or(Lock::is_free)).unwrap_or(true) {
+        return; // our own doing
+    }
+    let Some(ctx) = ffi::ctx::detached(db) else { return };
+    let flags = ctx.flags();
+    // Loading replays what was decided: it notes nothing.
+    let decides = flags.is_primary() && !flags.is_loading();
+    let has_expired = decides && Key::open(&ctx, name, Mode::Peek).has_expired();
+    UNLINKED_IN.store(timer_fd::command_began_us(), Ordering::Relaxed);
+    let is_pending = with_table(|table| {
+        table.removed(lock, LossReason::Removed, decides);
+        if has_expired && let Ok(db) = u16::try_from(db) {
+            table.taken_by_server(db, name.bytes());
+        }
         table.next_deadline() == Some(Time::ZERO)
     });
-    if pending == Some(true) {
-        ffi::timer_fd::arm(0);
+    if is_pending == Some(true) {
+        timer_fd::arm(0);
     }
+}
+
+/// Whether a held lock's key went in the running command.
+pub(crate) fn was_unlinked_in_this_command() -> bool {
+    UNLINKED_IN.load(Ordering::Relaxed) == timer_fd::command_began_us()
 }
 
 /// Writes the counter and its mark to a snapshot.
 pub(crate) fn aux_save(writer: &mut RdbWriter<'_>, _place: AuxPlace) {
     let mut bytes = Vec::new();
     with_table(|table| {
+        if !table.counter().is_used() {
+            return; // a snapshot of a server that never saw a lock loads without the module
+        }
         let counter = CounterImage { value: table.counter().value(), mark: table.counter().mark() };
         snapshot::encode_counter(counter, &mut bytes);
     });

@@ -61,6 +61,7 @@ fn locks(writer: &mut InfoWriter<'_>, table: &Table) {
         (c"handoffs", stats.handoffs),
         (c"releases", stats.releases),
         (c"renewals", stats.renewals),
+        (c"renewals_lost", stats.renewals_lost),
         (c"expired", stats.expired),
         (c"revoked", stats.revoked),
         (c"removed", stats.removed),

@@ -12,8 +12,10 @@ use flock_core::wait_queue::{QueueId, Waiter};
 use flock_core::wire::command::{Command, Info, List};
 use flock_core::wire::error::{ErrorCode, WireError};
 use flock_core::wire::pattern;
-use flock_core::{Hold, Lock, Name, Table, Time};
+use flock_core::{Hold, Lock, Name, Place, Table, Time};
 
+/// INFO shows so many holders at most: a reply that the server builds in one go.
+const HOLDERS_MAX: usize = 10_000;
 /// LIST looks at so many places per lock it was asked for, at most: a page may be short, like one of SCAN.
 const PLACES_PER_LOCK: u32 = 10;
 
@@ -32,7 +34,8 @@ pub(crate) fn info(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     with_table(|table| {
         let queue =
             lock.and_then(|lock| table.queues().of_lock(lock)).or_else(|| table.queues().of_name(db, request.key));
-        let lock = lock.and_then(|lock| table.lock(lock)).filter(|lock| !lock.is_free());
+        let away = table.away(Place { db, key: request.key, lock });
+        let lock = lock.and_then(|lock| table.lock(lock)).or(away.as_ref()).filter(|lock| !lock.is_free());
         match (lock, queue) {
             (None, None) => reply::nil(ctx),
             (lock, queue) => describe(ctx, table, lock, queue, limit, state::now()),
@@ -51,8 +54,8 @@ fn describe(ctx: &Ctx<'_>, table: &Table, lock: Option<&Lock>, queue: Option<Que
     let grace = table.grace_until().map_or(0, |until| until.left_from(now).as_ms());
     field(ctx, "grace_left_ms", grace.into());
     reply::bulk(ctx, b"holders");
-    reply::array(ctx, holders.min(limit));
-    for hold in lock.into_iter().flat_map(Lock::holds).take(limit) {
+    reply::array(ctx, holders.min(HOLDERS_MAX));
+    for hold in lock.into_iter().flat_map(Lock::holds).take(HOLDERS_MAX) {
         describe_hold(ctx, hold, now);
     }
     reply::bulk(ctx, b"waiters");

@@ -10,7 +10,7 @@ use crate::{blocking, cluster, propagation, state};
 use flock_core::effect::{Ended, KeyAction};
 use flock_core::lock::Change;
 use flock_core::wire;
-use flock_core::wire::message::{Announcement, OwnerMessage};
+use flock_core::wire::message::{self, Announcement, OwnerMessage};
 use flock_core::{Audience, Decision, Effect, LockId};
 use std::ffi::CStr;
 
@@ -92,9 +92,9 @@ impl<'a> Shell<'a> {
     fn perform_effect(&self, name: Option<ServerStr<'_>>, lock: Option<LockId>, effect: &Effect) {
         match effect {
             Effect::Change(Change::Mark(mark)) => self.announce_mark(*mark),
-            Effect::Change(change) => {
-                self.replicate(name, change);
-                if let (Change::Grant(_), Some(name)) = (change, name) {
+            Effect::Change(change) => self.replicate(name, change),
+            Effect::Granted(_) => {
+                if let Some(name) = name {
                     self.ctx.notify_keyspace_event(c"flock.granted", name);
                 }
             }
@@ -161,6 +161,14 @@ pub(crate) struct Listeners<'a>(pub(crate) &'a Ctx<'a>);
 
 impl Audience for Listeners<'_> {
     fn hears(&mut self, channel: &[u8]) -> bool {
-        self.0.subscribers(channel_kind(self.0.flags()), ServerString::new(channel).as_str()) > 0
+        let kind = channel_kind(self.0.flags());
+        let channel = ServerString::new(channel);
+        if self.0.subscribers(kind, channel.as_str()) > 0 {
+            return true;
+        }
+        // Whether a pattern matches, only a message tells.
+        kind == ChannelKind::Plain
+            && self.0.patterns() > 0
+            && self.0.publish(kind, channel.as_str(), ServerString::new(message::PROBE).as_str()) > 0
     }
 }

@@ -5,7 +5,7 @@ use crate::ffi::events::{Event, Loading};
 use crate::ffi::string::ServerStr;
 use crate::perform::Shell;
 use crate::state::{self, with_table};
-use crate::{cluster, config, propagation, turn};
+use crate::{cluster, config, data_type, propagation, turn};
 use std::num::NonZeroU64;
 
 /// Every event the module subscribes to.
@@ -29,7 +29,8 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
             }
         }
         Event::FlushStarted { db } => {
-            let speak = ctx.flags().is_primary();
+            let flags = ctx.flags();
+            let speak = flags.is_primary() && !flags.is_loading();
             let db = db.map(|db| u16::try_from(db).unwrap_or(u16::MAX));
             if let Some(decision) = with_table(|table| table.flushed(db, speak)) {
                 Shell::in_turn(ctx).perform_keyless(decision);
@@ -41,6 +42,8 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
                 turn::look_soon();
             }
         }
+        // DEBUG RELOAD empties the server and loads it again, nothing is lost. (Valkey 8 says so in this order, 9 in the other.)
+        Event::Loading(Loading::RdbStarted | Loading::AofStarted) => drop(with_table(|table| table.reloading())),
         Event::Loading(Loading::Ended) => {
             with_table(|table| table.start_loaded(state::now()));
             turn::look_soon();
@@ -66,14 +69,16 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         Event::Loading(Loading::Failed) => {
             ctx.log(LogLevel::Warning, "loading failed: the locks read so far are dropped")
         }
-        Event::Loading(Loading::RdbStarted | Loading::AofStarted | Loading::ReplicationStarted)
-        | Event::ForkChild { born: false } => {}
+        Event::Loading(Loading::ReplicationStarted) | Event::ForkChild { born: false } => {}
     }
 }
 
-/// The server evicted or expired a key. If it was a lock's, that lock was not given up by anybody.
-pub(crate) fn on_key_taken(ctx: &Ctx<'_>, key: ServerStr<'_>) {
-    if let Ok(db) = u16::try_from(ctx.selected_db()) {
+/// The server has evicted a key. If it was a lock's, it was unlinked a moment ago in the same command, and was not given up by
+/// anybody.
+pub(crate) fn on_evicted(ctx: &Ctx<'_>, key: ServerStr<'_>) {
+    if data_type::was_unlinked_in_this_command()
+        && let Ok(db) = u16::try_from(ctx.selected_db())
+    {
         with_table(|table| table.taken_by_server(db, key.bytes()));
     }
 }

@@ -1,7 +1,8 @@
 //! One turn of the event loop: what is due without a request is performed here, and only here.
 //!
 //! The server calls it in BeforeSleep: an execution unit of its own, outside any command, in which replicating is sound as long as
-//! this node is a primary and replica traffic is not to be avoided (a pause, a failover). Otherwise everything waits.
+//! this node is a primary, replica traffic is not to be avoided (a pause, a failover), and a client's write would not be refused (an
+//! old primary that lost its replicas must not go on granting to its queue). Otherwise everything waits.
 
 use crate::ffi::ctx::{self, Ctx, LogLevel};
 use crate::ffi::key::{Key, KeyState, Mode};
@@ -80,7 +81,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     if flags.is_loading() || !flags.is_primary() {
         return;
     }
-    if ctx.avoid_replica_traffic() {
+    if ctx.avoid_replica_traffic() || ctx.refuses_writes() {
         timer_fd::arm(state::now().as_us() + RETRY_US);
         return;
     }

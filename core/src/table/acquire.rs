@@ -30,7 +30,7 @@ impl Table {
     /// Raises the counter before an ACQUIRE with FLOOR, whatever becomes of the latter.
     pub fn floor(&mut self, floor: u64, wall: WallClock) -> Decision<Result<(), Refusal>> {
         let mut effects = self.effects();
-        let max = self.counter.highest_credible(wall);
+        let max = self.counter.floor_max(wall);
         let answer = if floor > max { Err(Refusal::FloorTooHigh { max }) } else { Ok(()) };
         if answer.is_ok()
             && let Some(mark) = self.counter.raise(floor)
@@ -272,7 +272,7 @@ impl Table {
         };
         self.join_id(now, lock, token, request, effects);
         self.extend(now, lock, token, request, effects);
-        self.sessions.bind(token, caller.client);
+        self.sessions.rebind(token, caller.client);
         // A conversion to shared may have made room for waiting readers.
         self.serve(now, lock, None, audience, effects);
         Ok(Acquired::Granted(token))
@@ -380,6 +380,7 @@ impl Table {
             Grant { owner: ask.owner, mode: ask.mode, token, lease: ask.lease, deadline: None, terms: ask.terms };
         grant.deadline = Some(now.after(grant.lasts()));
         self.decide(now, lock, Change::Grant(grant), effects);
+        effects.push(Effect::Granted(token));
         self.sessions.bind(token, ask.client);
         self.stats.grants += 1;
         Ok(token)

@@ -20,6 +20,12 @@ pub(super) enum Pending {
     Say(Effect),
 }
 
+impl Pending {
+    pub(super) fn is_loss_by_flush(&self) -> bool {
+        matches!(self, Self::Say(Effect::Tell { notice: Notice::Lost { reason: LossReason::Flushed, .. }, .. }))
+    }
+}
+
 /// The next thing due.
 #[derive(Debug)]
 pub enum Due {
@@ -33,7 +39,7 @@ pub enum Due {
 
 impl Table {
     /// The next thing that is due, one at a time: the shell calls this in BeforeSleep while it may act, until `Nothing` comes or its
-    /// time is used up. Leases before waits, so that a waiter whose time is up in the same instant still gets a lock that is free.
+    /// time is used up. A waiter whose time is up in the instant in which a lease ends is too late: it is told so.
     pub fn advance(&mut self, now: Time) -> Due {
         self.settle_removed();
         loop {
@@ -51,6 +57,10 @@ impl Table {
             }
             if self.grace_until.is_some_and(|until| until <= now) {
                 self.end_grace();
+                continue;
+            }
+            // Every place was looked at: what could not be put back so far (a value of another type lies there) never will be.
+            if self.give_up_putting_back(|_| true) {
                 continue;
             }
             return Due::Nothing;

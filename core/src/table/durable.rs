@@ -74,7 +74,14 @@ impl Table {
         if highest > max { Err(Incredible { max }) } else { Ok(()) }
     }
 
-    /// Loading has ended: leases that were loaded without a deadline start now.
+    /// A running server is about to be loaded anew from its own data: holders that were told nothing yet of the flush before it have
+    /// lost nothing.
+    pub fn reloading(&mut self) {
+        self.pending.retain(|pending| !pending.is_loss_by_flush());
+    }
+
+    /// Loading has ended: leases that were loaded without a deadline start now, and the grace of session holds, if this server decides
+    /// already.
     pub fn start_loaded(&mut self, now: Time) {
         for slot in 0..self.locks.end() {
             let Some(lock) = LockId::from_slot(slot) else { return };
@@ -83,6 +90,9 @@ impl Table {
             };
             entry.lock.start(now);
             self.note_deadline(lock);
+        }
+        if self.counter.is_seeded() {
+            self.cut_unbound_sessions();
         }
     }
 }

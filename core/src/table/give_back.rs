@@ -109,8 +109,10 @@ impl Table {
         let renewed = renewal.is_some();
         if let (Some(lock), Some((token, change))) = (step.lock, renewal) {
             self.decide(now, lock, change, &mut step.effects);
-            self.sessions.bind(token, caller.client);
+            self.sessions.rebind(token, caller.client);
             self.stats.renewals += 1;
+        } else {
+            self.stats.renewals_lost += 1;
         }
         self.conclude(step, renewed)
     }
@@ -141,8 +143,12 @@ impl Table {
 
     /// Whether a current hold has exactly this token. Changes nothing.
     #[must_use]
-    pub fn check(&self, now: Time, lock: LockId, token: Token) -> bool {
-        self.lock(lock).and_then(|lock| lock.get(token)).is_some_and(|hold| !hold.is_over(now))
+    pub fn check(&self, now: Time, place: Place<'_>, token: Token) -> bool {
+        match place.lock {
+            Some(lock) => self.lock(lock).and_then(|lock| lock.get(token)).is_some_and(|hold| !hold.is_over(now)),
+            // The server has taken the key, and the lock is about to be put back.
+            None => self.away(place).is_some_and(|lock| lock.get(token).is_some_and(|hold| !hold.is_over(now))),
+        }
     }
 }
 

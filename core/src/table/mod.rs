@@ -130,7 +130,7 @@ pub struct Table {
     /// Grants that could not be delivered: they end when their place is looked at.
     undelivered: Vec<(LockId, Token)>,
     just_removed: Option<put_back::JustRemoved>,
-    to_put_back: Vec<put_back::PutBack>,
+    to_put_back: Vec<put_back::JustRemoved>,
     /// No new grants before this (after a promotion).
     grace_until: Option<Time>,
     /// The buffer of the last effects, to be used again.
@@ -440,7 +440,7 @@ impl Table {
                         && lock.admits(head.mode, head.limit)
                 });
                 assert!(
-                    !grantable || !self.pending.is_empty() || self.in_grace(now),
+                    !grantable || !self.pending.is_empty() || self.grace_until.is_some(),
                     "L1: a grantable lock while somebody waits"
                 );
             }

@@ -20,10 +20,11 @@ impl Table {
     ///
     /// `speak`: this server is a primary. Its holders hear why, and its waiters are served when the place is looked at.
     pub fn removed(&mut self, lock: LockId, reason: LossReason, speak: bool) {
+        // First: also where an ended value goes, an earlier removal of the same key was somebody's decision.
+        self.settle_removed();
         if self.lock(lock).is_none_or(crate::lock::Lock::is_free) {
             return;
         }
-        self.settle_removed();
         if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
             let lost: Vec<Effect> = held.holds().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
             if reason == LossReason::Removed {
@@ -42,7 +43,9 @@ impl Table {
 
     /// The server has freed the value with this number: the number may be used again.
     pub fn freed(&mut self, lock: LockId) {
-        self.removed(lock, LossReason::Removed, false);
+        if self.lock(lock).is_some_and(|lock| !lock.is_free()) {
+            self.removed(lock, LossReason::Removed, false);
+        }
         self.undelivered.retain(|(at, _)| *at != lock);
         self.locks.remove(lock.slot());
     }
@@ -64,7 +67,8 @@ impl Table {
         for lock in locks {
             self.removed(lock, LossReason::Flushed, speak);
         }
-        self.to_put_back.retain(|put_back| !in_db(put_back.name()));
+        self.settle_removed();
+        self.give_up_putting_back(in_db);
         Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
     }
 
@@ -87,10 +91,14 @@ impl Table {
                 self.pending.push_back(Pending::Look(name));
             }
         }
+        // Where a grant that was not delivered must be taken back has another name now.
+        let places = self.undelivered.iter().filter_map(|(lock, _)| self.name(*lock).cloned());
+        self.pending.extend(places.map(Pending::Look).collect::<Vec<_>>());
     }
 
     /// A connection has closed: its session holds keep their grace, its session waits end.
     pub fn client_gone(&mut self, client: ClientId) {
+        self.unbind_away(client);
         for (lock, token) in self.sessions.unbind_client(client) {
             self.pending.push_back(Pending::Cut(lock, token));
         }
@@ -148,10 +156,15 @@ impl Table {
     /// `grace`, and starts the grace of session holds, whose connections are unknown. Returns the mark to announce at once.
     #[must_use]
     pub fn promoted(&mut self, now: Time, wall: WallClock, grace: Millis) -> u64 {
-        let unbound = self.sessions.unbound();
-        self.pending.extend(unbound.into_iter().map(|(lock, token)| Pending::Cut(lock, token)));
+        self.cut_unbound_sessions();
         self.grace_until = (grace.as_ms() > 0).then(|| now.after(grace));
         self.counter.seed(wall)
+    }
+
+    /// Session holds without a connection keep their grace.
+    pub(super) fn cut_unbound_sessions(&mut self) {
+        let unbound = self.sessions.unbound();
+        self.pending.extend(unbound.into_iter().map(|(lock, token)| Pending::Cut(lock, token)));
     }
 
     /// This server decides no more: every wait ends, and what was noted is forgotten (the new primary's stream says what is true).

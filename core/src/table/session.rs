@@ -73,6 +73,13 @@ impl Sessions {
         }
     }
 
+    /// The session hold was renewed over this connection; over none (a script) it stays where it is.
+    pub(super) fn rebind(&mut self, token: Token, client: Option<ClientId>) {
+        if client.is_some() {
+            self.bind(token, client);
+        }
+    }
+
     /// The connection has closed: its holds, which have none from now on.
     pub(super) fn unbind_client(&mut self, client: ClientId) -> Vec<(LockId, Token)> {
         let tokens: Vec<Token> =

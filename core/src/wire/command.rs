@@ -245,16 +245,16 @@ impl<'a> Command<'a> for Release<'a> {
     const NAME: &'static str = "FLOCK.RELEASE";
     const OPTIONS: &'static [&'static str] = &["TOKEN", "ID", "ALL"];
 
-    fn parse(args: impl IntoIterator<Item = &'a [u8]>, limits: &Limits) -> Result<Self, WireError> {
+    fn parse(args: impl IntoIterator<Item = &'a [u8]>, _limits: &Limits) -> Result<Self, WireError> {
         let mut args = Args::new(args, Self::OPTIONS);
         let key = args.next("key")?;
-        let owner = owner("owner", args.next("owner")?, limits)?;
+        let owner = known_owner("owner", args.next("owner")?)?;
         let mut request = Self { key, owner, token: None, scope: ReleaseScope::Plain };
         while let Some(option) = args.option()? {
             match option {
                 "TOKEN" => request.token = Some(token("TOKEN token", args.value("TOKEN token")?)?),
                 "ID" | "ALL" if request.scope != ReleaseScope::Plain => return Err(exclude("ID", "ALL")),
-                "ID" => request.scope = ReleaseScope::Id(id("ID id", args.value("ID id")?, limits)?),
+                "ID" => request.scope = ReleaseScope::Id(bytes("ID id", args.value("ID id")?, 1, ID_BYTES_MAX)?),
                 "ALL" => request.scope = ReleaseScope::All,
                 _ => return Err(args.unknown(option.as_bytes())),
             }
@@ -284,7 +284,7 @@ impl<'a> Command<'a> for Renew<'a> {
     fn parse(args: impl IntoIterator<Item = &'a [u8]>, limits: &Limits) -> Result<Self, WireError> {
         let mut args = Args::new(args, Self::OPTIONS);
         let key = args.next("key")?;
-        let owner = owner("owner", args.next("owner")?, limits)?;
+        let owner = known_owner("owner", args.next("owner")?)?;
         let lease = millis("lease_ms", args.next("lease_ms")?, 1, limits.lease_max)?;
         let mut request = Self { key, owner, lease, token: None };
         while let Some(option) = args.option()? {
@@ -354,7 +354,7 @@ impl<'a> Command<'a> for List<'a> {
     const NAME: &'static str = "FLOCK.LIST";
     const OPTIONS: &'static [&'static str] = &["CURSOR", "COUNT", "MATCH", "OWNER"];
 
-    fn parse(args: impl IntoIterator<Item = &'a [u8]>, limits: &Limits) -> Result<Self, WireError> {
+    fn parse(args: impl IntoIterator<Item = &'a [u8]>, _limits: &Limits) -> Result<Self, WireError> {
         let mut args = Args::new(args, Self::OPTIONS);
         let mut request = Self::default();
         while let Some(option) = args.option()? {
@@ -364,7 +364,7 @@ impl<'a> Command<'a> for List<'a> {
                 "MATCH" => {
                     request.pattern = Some(bytes("MATCH pattern", args.value("MATCH pattern")?, 0, PATTERN_BYTES_MAX)?);
                 }
-                "OWNER" => request.owner = Some(owner("OWNER owner", args.value("OWNER owner")?, limits)?),
+                "OWNER" => request.owner = Some(known_owner("OWNER owner", args.value("OWNER owner")?)?),
                 _ => return Err(args.unknown(option.as_bytes())),
             }
         }
@@ -389,12 +389,12 @@ impl<'a> Command<'a> for Revoke<'a> {
     const NAME: &'static str = "FLOCK.REVOKE";
     const OPTIONS: &'static [&'static str] = &["OWNER"];
 
-    fn parse(args: impl IntoIterator<Item = &'a [u8]>, limits: &Limits) -> Result<Self, WireError> {
+    fn parse(args: impl IntoIterator<Item = &'a [u8]>, _limits: &Limits) -> Result<Self, WireError> {
         let mut args = Args::new(args, Self::OPTIONS);
         let mut request = Self { key: args.next("key")?, owner: None };
         while let Some(option) = args.option()? {
             match option {
-                "OWNER" => request.owner = Some(owner("OWNER owner", args.value("OWNER owner")?, limits)?),
+                "OWNER" => request.owner = Some(known_owner("OWNER owner", args.value("OWNER owner")?)?),
                 _ => return Err(args.unknown(option.as_bytes())),
             }
         }
@@ -459,6 +459,11 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Args<I> {
         }
         refuse(format!("unknown option {} (allowed: {})", quoted(word), self.options.join(", ")))
     }
+}
+
+/// An owner that holds or waits already: the setting may have been lowered since.
+fn known_owner<'a>(what: &'static str, value: &'a [u8]) -> Result<&'a [u8], WireError> {
+    bytes(what, value, 1, OWNER_BYTES_MAX)
 }
 
 fn owner<'a>(what: &'static str, value: &'a [u8], limits: &Limits) -> Result<&'a [u8], WireError> {

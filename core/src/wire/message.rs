@@ -8,6 +8,7 @@
 //! timed-out <key length> <key> <owner>                                     its wait is over
 //! ended <reason> <key length> <key> <owner>                                its wait has ended otherwise
 //! lost <reason> <token> <key length> <key> <owner>                         the hold is gone
+//! probe                                                                    nothing: the server looks whether a pattern hears the channel
 //! ```
 //!
 //! To anybody, on the channel named like the lock's key:
@@ -24,6 +25,9 @@ use crate::token::Token;
 use crate::wire::Corrupt;
 use crate::wire::text::{Words, push_len, push_number, token};
 use alloc::vec::Vec;
+
+/// Published on the channel of a waiter that nobody subscribes to by name, if there are subscriptions by pattern. Says nothing.
+pub const PROBE: &[u8] = b"probe";
 
 /// A message to one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,16 +6,17 @@
 
 use flock_core::effect::{Ended, KeyAction, Notice, WaitOutcome};
 use flock_core::lock::Start;
+use flock_core::snapshot::{self, CounterImage};
 use flock_core::table::{Caller, ClientId};
 use flock_core::token::WallClock;
 use flock_core::wait_queue::{Ear, Waiter, WaiterId};
 use flock_core::{
-    Acquire, Acquired, Audience, Change, Decision, Due, Effect, EndReason, Hold, Limits, Lock, LockId, LossReason, Millis,
-    Place, Refusal, Release, Renew, Revoke, Table, Time, Token, Wait,
+    Acquire, Acquired, Audience, Change, Decision, Due, Effect, EndReason, Hold, Limits, Lock, LockId, LossReason,
+    Millis, Name, Place, Refusal, Release, Renew, Revoke, Table, Time, Token, Wait,
 };
 
 /// How many things may fall due at one moment before the server is said to hang.
-const DUE_MAX: usize = 500;
+const DUE_MAX: usize = 5000;
 
 /// The number of a key of the world: see [`World::new`].
 pub(crate) type Spot = usize;
@@ -99,6 +100,8 @@ pub(crate) struct World {
     names: Vec<&'static str>,
     blocked: Vec<Blocked>,
     blocked_ever: u64,
+    /// Whether the replica goes by the primary's clock; another host starts every duration when it applies it.
+    pub(crate) one_clock: bool,
 }
 
 /// A wall clock from before the source was dated: it counts as that date.
@@ -159,7 +162,8 @@ impl Node {
     pub(crate) fn waiters(&self, spot: Spot) -> impl Iterator<Item = (WaiterId, &Waiter)> {
         let queues = self.table.queues();
         let (db, key, _) = self.keys[spot];
-        let queue = queues.of_name(db, key.as_bytes()).or_else(|| self.lock_at(spot).and_then(|lock| queues.of_lock(lock)));
+        let queue =
+            queues.of_name(db, key.as_bytes()).or_else(|| self.lock_at(spot).and_then(|lock| queues.of_lock(lock)));
         queue.into_iter().flat_map(|queue| queues.iter(queue))
     }
 
@@ -210,9 +214,32 @@ impl Node {
         self.table.swapped(a, b);
     }
 
-    fn flush(&mut self, speak: bool) -> Decision<()> {
-        let decision = self.table.flushed(None, speak);
+    /// S11: what a server has after it has loaded a snapshot of this one: on the same boot, or on another host.
+    fn copied(&self, now: Time, same_boot: bool) -> Self {
+        let mut copy = Self { table: Table::new(*self.table.limits()), keys: self.keys.clone() };
+        let counter = self.table.counter();
+        let mut bytes = Vec::new();
+        snapshot::encode_counter(CounterImage { value: counter.value(), mark: counter.mark() }, &mut bytes);
+        let counter = snapshot::decode_counter(&bytes).expect("what was stored can be loaded");
+        copy.table.saw_counter(counter.value);
+        copy.table.saw_mark(counter.mark);
         for spot in 0..self.keys.len() {
+            let Some(lock) = self.lock(spot) else { continue };
+            bytes.clear();
+            snapshot::encode(lock, counter.mark, 1, &mut bytes);
+            let image = snapshot::decode(&bytes, if same_boot { 1 } else { 2 }).expect("what was stored can be loaded");
+            let (db, key, _) = self.keys[spot];
+            let loaded = copy.table.load(Name::new(db, key.as_bytes()), &image, Start::AfterLoading);
+            copy.keys[spot].2 = Value::Lock(loaded.expect("there is room"));
+        }
+        copy.table.start_loaded(now);
+        copy
+    }
+
+    fn flush(&mut self, db: Option<u16>, speak: bool) -> Decision<()> {
+        let decision = self.table.flushed(db, speak);
+        for spot in (0..self.keys.len()).filter(|spot| db.is_none_or(|db| db == self.keys[*spot].0)).collect::<Vec<_>>()
+        {
             if let Some(lock) = self.lock_at(spot) {
                 self.table.freed(lock);
             }
@@ -234,6 +261,7 @@ impl World {
             names: names.to_vec(),
             blocked: Vec::new(),
             blocked_ever: 0,
+            one_clock: false,
         };
         let mark = world.primary.table.promoted(world.now, wall(), Millis(0));
         world.replica.table.saw_mark(mark);
@@ -269,8 +297,7 @@ impl World {
         client: Option<ClientId>,
     ) -> Result<Acquired, Refusal> {
         if let Some(floor) = request.floor {
-            let decision = self.primary.table.floor(floor, wall());
-            self.perform(spot, decision)?;
+            self.floor(floor)?;
         }
         self.blocked_ever += 1;
         let caller = Caller { blocked: self.blocked_ever, client };
@@ -282,6 +309,12 @@ impl World {
             self.blocked.push(Blocked { number: caller.blocked, waiter: *waiter, owner, client });
         }
         self.perform(spot, decision)
+    }
+
+    /// What an ACQUIRE with FLOOR does first.
+    pub(crate) fn floor(&mut self, floor: u64) -> Result<(), Refusal> {
+        let decision = self.primary.table.floor(floor, wall());
+        self.perform(0, decision)
     }
 
     pub(crate) fn release(&mut self, spot: Spot, request: &Release<'_>) -> Result<bool, Refusal> {
@@ -304,7 +337,7 @@ impl World {
     }
 
     pub(crate) fn check(&self, spot: Spot, token: Token) -> bool {
-        self.primary.lock_at(spot).is_some_and(|lock| self.primary.table.check(self.now, lock, token))
+        self.primary.table.check(self.now, self.primary.place(spot), token)
     }
 
     /// Performs what is due at one key.
@@ -330,9 +363,7 @@ impl World {
                 Due::Look(name, expected) => {
                     let spot = self.primary.spot_of(name.db(), name.key());
                     if self.primary.value(spot) == Value::Foreign {
-                        let place = self.primary.place(spot);
-                        let decision = self.primary.table.dismiss(place, EndReason::WrongType);
-                        self.perform(spot, decision);
+                        self.dismiss(spot, EndReason::WrongType);
                     } else {
                         let place = self.primary.place(spot);
                         let decision = self.primary.table.look(self.now, place, expected, &mut self.listeners);
@@ -348,6 +379,15 @@ impl World {
     pub(crate) fn delete(&mut self, spot: Spot) {
         self.primary.delete(spot, true);
         self.replica.delete(spot, false);
+    }
+
+    /// The server evicts or expires the key: it deletes it, then says why. A replica sees the deletion alone.
+    pub(crate) fn evict(&mut self, spot: Spot) {
+        if self.primary.exists(spot) {
+            let (db, key) = self.key(spot);
+            self.delete(spot);
+            self.primary.table.taken_by_server(db, key.as_bytes());
+        }
     }
 
     /// The key is overwritten with a value of another type.
@@ -371,11 +411,11 @@ impl World {
         self.replica.swap(a, b);
     }
 
-    /// FLUSHALL.
-    pub(crate) fn flush(&mut self) {
-        let decision = self.primary.flush(true);
+    /// FLUSHALL, or FLUSHDB of one database.
+    pub(crate) fn flush(&mut self, db: Option<u16>) {
+        let decision = self.primary.flush(db, true);
         self.perform(0, decision);
-        let on_replica = self.replica.flush(false);
+        let on_replica = self.replica.flush(db, false);
         assert!(on_replica.effects.is_empty(), "a replica says nothing");
     }
 
@@ -395,10 +435,24 @@ impl World {
 
     /// CLIENT UNBLOCK: the server answers the connection itself. Says whether this owner's connection was blocked.
     pub(crate) fn unblock(&mut self, owner: &str) -> bool {
-        let Some(index) = self.blocked.iter().position(|blocked| blocked.owner == owner) else { return false };
+        let Some(index) = self.blocked.iter().position(|blocked| blocked.owner == owner) else {
+            return false;
+        };
         let blocked = self.blocked.remove(index);
         self.primary.table.left(blocked.waiter);
         true
+    }
+
+    /// CLIENT UNBLOCK of the connection that waits at this key.
+    pub(crate) fn unblock_at(&mut self, spot: Spot, owner: &str) {
+        let waits = |(waiter, request): &(WaiterId, &Waiter)| {
+            (request.owner.as_slice() == owner.as_bytes() && request.ear != Ear::Channel).then_some(*waiter)
+        };
+        let found = self.primary.waiters(spot).find_map(|waiting| waits(&waiting));
+        if let Some(waiter) = found {
+            self.blocked.retain(|blocked| blocked.waiter != waiter);
+            self.primary.table.left(waiter);
+        }
     }
 
     /// The connection to which a grant was to be answered turned out to be gone.
@@ -414,28 +468,41 @@ impl World {
         self.perform(0, decision);
         assert!(self.blocked.is_empty(), "nobody stays blocked on a replica");
         core::mem::swap(&mut self.primary, &mut self.replica);
-        let mark = self.primary.table.promoted(self.now, wall(), grace);
-        self.replica.table.saw_mark(mark);
+        let _announced = self.primary.table.promoted(self.now, wall(), grace);
+        self.replica = self.primary.copied(self.now, self.one_clock);
     }
 
     /// Dismisses every waiter at a key (its slot has moved).
     pub(crate) fn dismiss(&mut self, spot: Spot, reason: EndReason) {
         let place = self.primary.place(spot);
-        let decision = self.primary.table.dismiss(place, reason);
-        self.perform(spot, decision);
+        let queues = self.primary.table.queues();
+        let queue = queues.of_name(place.db, place.key).or_else(|| place.lock.and_then(|lock| queues.of_lock(lock)));
+        if let Some(queue) = queue {
+            let decision = self.primary.table.dismiss(queue, reason);
+            self.perform(spot, decision);
+        }
     }
 
     /// Does to the key what the decision says, then performs the effects in order.
     fn perform<T>(&mut self, spot: Spot, decision: Decision<T>) -> T {
         let Decision { answer, lock, key, effects } = decision;
         self.primary.perform_on_key(spot, lock, key);
+        let mut granted = None;
         for effect in &effects {
+            let before = granted.take();
             let happened = match effect {
+                Effect::Granted(token) => {
+                    assert_eq!(before, Some(*token), "a new grant is the change before");
+                    continue;
+                }
                 Effect::Change(Change::Mark(mark)) => {
                     self.replica.table.saw_mark(*mark);
                     Happened::Marked
                 }
                 Effect::Change(change) => {
+                    if let Change::Grant(grant) = change {
+                        granted = Some(grant.token);
+                    }
                     self.replicate(spot, change);
                     Happened::Changed(spot, change.clone())
                 }
@@ -462,15 +529,18 @@ impl World {
     }
 
     /// Another host applies the change: its clock is another, so it goes by the durations alone.
+    /// (A loader on the same boot takes the exact deadlines: [`World::one_clock`].)
     fn replicate(&mut self, spot: Spot, change: &Change) {
         let mut change = change.clone();
         match &mut change {
-            Change::Grant(grant) => grant.deadline = None,
-            Change::Renew { deadline, .. } => *deadline = None,
+            Change::Grant(grant) if !self.one_clock => grant.deadline = None,
+            Change::Renew { deadline, .. } if !self.one_clock => *deadline = None,
+            Change::Grant(_) | Change::Renew { .. } => {}
             Change::Mode { .. } | Change::End { .. } | Change::Ids { .. } | Change::Mark(_) => {}
         }
         let place = self.replica.place(spot);
-        let Decision { answer: (), lock, key, effects } = self.replica.table.apply(place, &change, Start::Now(self.now));
+        let Decision { answer: (), lock, key, effects } =
+            self.replica.table.apply(place, &change, Start::Now(self.now));
         assert!(effects.is_empty(), "a replica applies, it decides nothing");
         self.replica.perform_on_key(spot, lock, key);
     }

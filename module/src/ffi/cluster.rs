@@ -26,6 +26,8 @@ pub(crate) enum SlotOwner {
 
 /// `errno` of a call that may not run on this node: EROFS, ENETDOWN.
 const CLUSTER_IS_DOWN: [i32; 2] = [30, 100];
+/// `errno` of a write that is refused for lack of replicas, or for a disk that fails: ESPIPE, ENOSPC.
+const WRITES_ARE_REFUSED: [i32; 2] = [29, 28];
 
 impl Ctx<'_> {
     /// Who would be asked to write `key` now? The server decides, by checking a write without running it: about a
@@ -44,6 +46,17 @@ impl Ctx<'_> {
             Some(_) if reason.is_some_and(|reason| CLUSTER_IS_DOWN.contains(&reason)) => SlotOwner::Nobody,
             Some(_) => SlotOwner::Elsewhere,
         }
+    }
+
+    /// Would a client's write be refused now because too few replicas listen (`min-replicas-to-write`) or the disk fails? The
+    /// server decides, by checking a write without running it: about a microsecond.
+    pub(crate) fn refuses_writes(&self) -> bool {
+        let call = server_fn!(RedisModule_Call);
+        // SAFETY: the context is live; `D` checks and does not run, `S` checks as for a script, `c` takes the NUL-terminated text.
+        let reply = unsafe { call(self.as_ptr(), c"DEL".as_ptr(), c"DSc".as_ptr(), c"flock".as_ptr()) };
+        let reason = io::Error::last_os_error().raw_os_error();
+        let refused = CallReply::new(reply).is_some_and(|reply| reply.is_error());
+        refused && reason.is_some_and(|reason| WRITES_ARE_REFUSED.contains(&reason))
     }
 
     /// The hash slot of a key or a shard channel.

@@ -129,7 +129,10 @@ pub(crate) fn drain_freed(into: &mut Vec<Handle>) -> bool {
     if FREED_COUNT.load(Ordering::Acquire) == 0 {
         return false;
     }
-    let mut freed = FREED.lock().unwrap_or_else(PoisonError::into_inner);
+    // Never waits: in a fork child, a lock that another thread held at the birth of the child stays locked for ever.
+    let Ok(mut freed) = FREED.try_lock() else {
+        return false;
+    };
     FREED_COUNT.store(0, Ordering::Release);
     into.append(&mut freed);
     true

@@ -1,7 +1,7 @@
-//! Keys that the server takes away by itself: evicted, or expired.
+//! Keys that the server evicts.
 //!
-//! Only these two classes are subscribed to. The server asks the mask of each subscription at every keyspace event, which is cheap;
-//! it calls us for the two.
+//! Only this class is subscribed to. The server asks the mask of each subscription at every keyspace event, which is cheap; it calls us
+//! for the one.
 
 use std::ffi::{c_char, c_int};
 
@@ -12,13 +12,12 @@ use super::barrier::{Callback, barrier};
 use super::ctx::Ctx;
 use super::string::ServerStr;
 
-/// Makes the server tell `crate::server_events::on_key_taken` of every key it evicts or expires. Once, while loading the module.
+/// Makes the server tell `crate::server_events::on_evicted` of every key it evicts. Once, while loading the module.
 pub(crate) fn subscribe(ctx: &Ctx<'_>) -> Result<(), String> {
     let subscribe = server_fn!(RedisModule_SubscribeToKeyspaceEvents);
-    let classes = raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: the context is live; the callback has the type the server expects and lives in this library.
-    let status = unsafe { subscribe(ctx.as_ptr(), classes, Some(on_keyspace_event)) };
-    if status == OK { Ok(()) } else { Err("the server refuses a subscription to evicted and expired keys".into()) }
+    let status = unsafe { subscribe(ctx.as_ptr(), raw::REDISMODULE_NOTIFY_EVICTED, Some(on_keyspace_event)) };
+    if status == OK { Ok(()) } else { Err("the server refuses a subscription to evicted keys".into()) }
 }
 
 extern "C" fn on_keyspace_event(
@@ -33,7 +32,7 @@ extern "C" fn on_keyspace_event(
         // SAFETY: as above, for the key's name.
         let key = unsafe { ServerStr::from_raw(key) };
         if let (Some(ctx), Some(key)) = (ctx, key) {
-            crate::server_events::on_key_taken(&ctx, key);
+            crate::server_events::on_evicted(&ctx, key);
         }
     });
     OK

@@ -19,7 +19,7 @@
 //! | [`pubsub`] | messages, keyspace events, invalidations |
 //! | [`blocking`] | clients that wait inside a command |
 //! | [`cluster`] | whose slot a key is in; messages between nodes |
-//! | [`events`], [`keyspace_events`] | what happens to the server; keys it takes away by itself |
+//! | [`events`], [`keyspace_events`] | what happens to the server; keys it evicts |
 //! | [`timer_fd`] | the clock since boot, and one timer on it |
 //! | [`config`], [`info`], [`acl`] | settings, INFO, permissions |
 //!
@@ -37,7 +37,7 @@
 //! crate::blocking::on_disconnect(NonZeroU64)              gone, or CLIENT UNBLOCK ERROR, or demoted: unblock
 //! crate::blocking::on_free(NonZeroU64, bool)              the end; true: the client was gone
 //! crate::server_events::on_event(&Ctx, Event)
-//! crate::server_events::on_key_taken(&Ctx, ServerStr)     the server evicted or expired a key
+//! crate::server_events::on_evicted(&Ctx, ServerStr)
 //! crate::server_events::on_cluster_message(&Ctx, &[u8])
 //! crate::data_type::load(&mut RdbReader, i32) -> Option<Handle>
 //! crate::data_type::save(&mut RdbWriter, Handle) -> bool                       false: not whole, fail the save

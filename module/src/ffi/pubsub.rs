@@ -44,6 +44,15 @@ impl Ctx<'_> {
         usize::try_from(reply.second_integer()).unwrap_or(0)
     }
 
+    /// How many patterns the clients of this node subscribe to, whatever they match.
+    pub(crate) fn patterns(&self) -> usize {
+        let call = server_fn!(RedisModule_Call);
+        // SAFETY: the context is live; `c` takes the NUL-terminated text.
+        let reply = unsafe { call(self.as_ptr(), c"PUBSUB".as_ptr(), c"c".as_ptr(), c"NUMPAT".as_ptr()) };
+        let Some(reply) = CallReply::new(reply) else { return 0 };
+        usize::try_from(reply.integer()).unwrap_or(0)
+    }
+
     /// Emits a keyspace event of the module class (`d` in `notify-keyspace-events`), under the context's database. Runs
     /// the code of other modules that listen: refused while a key is open.
     pub(crate) fn notify_keyspace_event(&self, event: &'static CStr, key_name: ServerStr<'_>) -> bool {
@@ -84,12 +93,13 @@ impl CallReply {
         // SAFETY: the reply is live; the server answers null if it is no array or too short.
         let element = unsafe { array_element(self.0, 1) };
         // SAFETY: null, or an element, which lives as long as its array.
-        if unsafe { reply_type(element) } != INTEGER {
-            return 0;
-        }
-        let integer = server_fn!(RedisModule_CallReplyInteger);
-        // SAFETY: the element is a live integer reply.
-        unsafe { integer(element) }
+        unsafe { integer_of(element) }
+    }
+
+    /// The integer that the reply is; else 0.
+    fn integer(&self) -> i64 {
+        // SAFETY: the reply is live.
+        unsafe { integer_of(self.0) }
     }
 }
 
@@ -99,6 +109,20 @@ unsafe fn reply_type(reply: *mut raw::RedisModuleCallReply) -> c_int {
     let call_reply_type = server_fn!(RedisModule_CallReplyType);
     // SAFETY: the caller's promise; of null, the server answers that the type is unknown.
     unsafe { call_reply_type(reply) }
+}
+
+/// The integer that a reply is; else 0.
+///
+/// # Safety
+/// `reply` is null or a live reply.
+unsafe fn integer_of(reply: *mut raw::RedisModuleCallReply) -> i64 {
+    // SAFETY: the caller's promise.
+    if unsafe { reply_type(reply) } != INTEGER {
+        return 0;
+    }
+    let integer = server_fn!(RedisModule_CallReplyInteger);
+    // SAFETY: the caller's promise; it is an integer.
+    unsafe { integer(reply) }
 }
 
 impl Drop for CallReply {

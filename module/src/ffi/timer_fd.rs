@@ -76,6 +76,13 @@ pub(crate) fn boottime_us() -> u64 {
     clock_us(CLOCK.load(Ordering::Relaxed))
 }
 
+/// The server's own note of the time at which the running command began. Two commands have two (they take longer than its unit).
+pub(crate) fn command_began_us() -> i64 {
+    let cached_microseconds = server_fn!(RedisModule_CachedMicroseconds);
+    // SAFETY: a function without arguments that reads a number.
+    unsafe { cached_microseconds() }
+}
+
 /// Microseconds since 1970 by the wall clock; 0 before that.
 pub(crate) fn wall_clock_us() -> u64 {
     clock_us(CLOCK_REALTIME)

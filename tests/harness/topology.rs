@@ -1,0 +1,255 @@
+//! Several servers that know each other: a primary with replicas, a cluster.
+
+use std::time::Duration;
+
+use crate::args;
+use crate::reply::Reply;
+use crate::resp::{ANSWER_WITHIN, Conn, Protocol};
+use crate::server::{Builder, Info, Server};
+use crate::wait::{wait_for, wait_until};
+
+/// A full sync of a test's data takes milliseconds, but a replica that lost its link tries again once a second only.
+pub const SYNC_WITHIN: Duration = Duration::from_secs(20);
+/// Three nodes agree in about 2 s: gossip goes out once a second.
+const CLUSTER_WITHIN: Duration = Duration::from_secs(30);
+const SLOTS: usize = 16_384;
+
+/// A primary and its replicas. The fields are there to be used: any of them may be stopped, promoted or replaced.
+#[derive(Debug)]
+pub struct Replicated {
+    /// The primary, as long as nobody demotes it.
+    pub primary: Server,
+    /// Its replicas.
+    pub replicas: Vec<Server>,
+}
+
+impl Replicated {
+    /// Starts a primary and `replicas` replicas, all alike, and waits until they are in step.
+    ///
+    /// # Panics
+    /// If one does not start or does not come in step.
+    #[track_caller]
+    pub fn start(builder: &Builder, replicas: usize) -> Replicated {
+        let primary = builder.start();
+        let follow = builder.clone().replica_of(&primary);
+        let replicas: Vec<_> = (0..replicas).map(|_| follow.start()).collect();
+        let servers = Replicated { primary, replicas };
+        servers.wait_in_step();
+        servers
+    }
+
+    /// Waits until every replica is connected and has applied all that the primary has written.
+    ///
+    /// # Panics
+    /// If one has not after [`SYNC_WITHIN`].
+    #[track_caller]
+    pub fn wait_in_step(&self) {
+        for replica in &self.replicas {
+            wait_in_step(&self.primary, replica);
+        }
+    }
+}
+
+/// Waits until `replica` is connected to `primary` and has applied all that it has written: from then on both must show the
+/// same, as long as nobody writes.
+///
+/// # Panics
+/// If it has not after [`SYNC_WITHIN`].
+#[track_caller]
+pub fn wait_in_step(primary: &Server, replica: &Server) {
+    let mut above = primary.connect(Protocol::Resp2);
+    let mut below = replica.connect(Protocol::Resp2);
+    let what = format!("replica {} is in step with {}", replica.port(), primary.port());
+    wait_until(&what, SYNC_WITHIN, || {
+        // The primary is asked last: what it writes meanwhile can only make the two differ, not agree.
+        let replica = Info::ask(&mut below, "replication");
+        let connected = replica.get("master_link_status") == Some("up");
+        connected
+            && replica.number("master_port") == i64::from(primary.port())
+            && replica.number("slave_repl_offset") == Info::ask(&mut above, "replication").number("master_repl_offset")
+    });
+}
+
+/// Makes `replica` a primary by REPLICAOF NO ONE, as an operator would whose primary is lost.
+///
+/// # Panics
+/// If it refuses.
+#[track_caller]
+pub fn promote(replica: &Server) {
+    let reply = replica.connect(Protocol::Resp2).cmd(&["REPLICAOF", "NO", "ONE"]);
+    assert_eq!(reply, Reply::ok());
+    wait_role(replica, "master");
+}
+
+/// Makes `server` a replica of `primary`; it loses what the primary does not have.
+///
+/// # Panics
+/// If it refuses.
+#[track_caller]
+pub fn demote(server: &Server, primary: &Server) {
+    let mut conn = server.connect(Protocol::Resp2);
+    let reply = conn.cmd(&args!["REPLICAOF", "127.0.0.1", primary.port()]);
+    assert_eq!(reply, Reply::ok());
+    wait_role(server, "slave");
+}
+
+/// Hands the role over by FAILOVER: writes are paused, nothing is lost, the two change places.
+///
+/// # Panics
+/// If the roles have not changed after [`SYNC_WITHIN`].
+#[track_caller]
+pub fn fail_over(primary: &Server, replica: &Server) {
+    let mut conn = primary.connect(Protocol::Resp2);
+    let reply = conn.cmd(&args!["FAILOVER", "TO", "127.0.0.1", replica.port()]);
+    assert_eq!(reply, Reply::ok());
+    wait_role(replica, "master");
+    wait_role(primary, "slave");
+}
+
+#[track_caller]
+fn wait_role(server: &Server, role: &str) {
+    let mut conn = server.connect(Protocol::Resp2);
+    wait_until(&format!("{} has the role {role}", server.port()), SYNC_WITHIN, || {
+        conn.cmd(&["ROLE"]).as_array()[0] == Reply::bulk(role)
+    });
+}
+
+/// A cluster of primaries that share the slots evenly, and of replicas added to them.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The nodes; the first ones are the primaries, in the order of their slots.
+    pub nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts `primaries` nodes, shares out the slots and waits until all agree that the cluster is well.
+    ///
+    /// # Panics
+    /// If they do not within 30 s.
+    #[track_caller]
+    pub fn start(builder: &Builder, primaries: usize) -> Cluster {
+        let builder = builder.clone().cluster();
+        let nodes: Vec<_> = (0..primaries).map(|_| builder.start()).collect();
+        for (number, node) in nodes.iter().enumerate() {
+            let mut conn = node.connect(Protocol::Resp2);
+            let first = number * SLOTS / primaries;
+            let last = (number + 1) * SLOTS / primaries - 1;
+            let reply = conn.cmd(&args!["CLUSTER", "ADDSLOTSRANGE", first, last]);
+            assert_eq!(reply, Reply::ok());
+            // Distinct from the start: otherwise the nodes argue about them for a while.
+            let reply = conn.cmd(&args!["CLUSTER", "SET-CONFIG-EPOCH", number + 1]);
+            assert_eq!(reply, Reply::ok());
+            if number > 0 {
+                meet(&mut conn, &nodes[0]);
+            }
+        }
+        let cluster = Cluster { nodes };
+        cluster.wait_well();
+        cluster
+    }
+
+    /// Adds a replica of `nodes[of]`, waits until it is in step, and returns its index in `nodes`.
+    ///
+    /// # Panics
+    /// If it does not come in step.
+    #[track_caller]
+    pub fn add_replica(&mut self, builder: &Builder, of: usize) -> usize {
+        let node = builder.clone().cluster().start();
+        let mut conn = node.connect(Protocol::Resp2);
+        meet(&mut conn, &self.nodes[0]);
+        self.nodes.push(node);
+        self.wait_well();
+        let reply = conn.cmd(&args!["CLUSTER", "REPLICATE", self.id(of)]);
+        assert_eq!(reply, Reply::ok());
+        let index = self.nodes.len() - 1;
+        wait_in_step(&self.nodes[of], &self.nodes[index]);
+        index
+    }
+
+    /// Waits until every running node knows all others and says that the cluster is well.
+    ///
+    /// # Panics
+    /// If one does not within 30 s.
+    #[track_caller]
+    pub fn wait_well(&self) {
+        let count = self.nodes.len().to_string();
+        for node in self.nodes.iter().filter(|node| node.is_running()) {
+            let mut conn = node.connect(Protocol::Resp2);
+            wait_until(&format!("node {} finds the cluster well", node.port()), CLUSTER_WITHIN, || {
+                let info = conn.cmd(&["CLUSTER", "INFO"]);
+                let says = |line: &str| info.as_str().lines().any(|said| said == line);
+                says("cluster_state:ok") && says(&format!("cluster_known_nodes:{count}"))
+            });
+        }
+    }
+
+    /// The name by which the other nodes know `nodes[index]`.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    #[track_caller]
+    pub fn id(&self, index: usize) -> String {
+        let mut conn = self.nodes[index].connect(Protocol::Resp2);
+        conn.cmd(&["CLUSTER", "MYID"]).as_str().to_owned()
+    }
+
+    /// The index of the node that serves `key` now, by what the nodes themselves answer.
+    ///
+    /// # Panics
+    /// If none serves it within [`ANSWER_WITHIN`].
+    #[track_caller]
+    pub fn owner_of(&self, key: &str) -> usize {
+        wait_for(&format!("a node serves {key}"), ANSWER_WITHIN, || {
+            let serves = |node: &Server| {
+                // READONLY is not set, so a replica too answers MOVED for a key of its primary.
+                let reply = node.connect(Protocol::Resp2).cmd(&["TYPE", key]);
+                reply.error_code().is_none()
+            };
+            self.nodes.iter().position(|node| node.is_running() && serves(node))
+        })
+    }
+}
+
+#[track_caller]
+fn meet(conn: &mut Conn, other: &Server) {
+    let meet = args!["CLUSTER", "MEET", "127.0.0.1", other.port(), other.bus_port()];
+    assert_eq!(conn.cmd(&meet), Reply::ok());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::Generation;
+
+    #[test]
+    fn replicas_follow_and_change_places() {
+        for generation in [Generation::New, Generation::Old] {
+            let servers = Replicated::start(&Server::builder().without_module().generation(generation), 1);
+            let (primary, replica) = (&servers.primary, &servers.replicas[0]);
+            let mut above = primary.connect(Protocol::Resp2);
+            let mut below = replica.connect(Protocol::Resp2);
+            above.cmd(&["SET", "k", "v"]);
+            servers.wait_in_step();
+            assert_eq!(below.cmd(&["GET", "k"]), Reply::bulk("v"));
+            assert_eq!(below.cmd(&["SET", "k", "w"]).error_code(), Some("READONLY"));
+
+            fail_over(primary, replica);
+            wait_in_step(replica, primary);
+            promote(primary);
+            assert_eq!(above.cmd(&["SET", "k", "w"]), Reply::ok());
+            demote(replica, primary);
+            wait_in_step(primary, replica);
+            assert_eq!(replica.connect(Protocol::Resp2).cmd(&["GET", "k"]), Reply::bulk("w"));
+        }
+    }
+
+    #[test]
+    fn cluster_serves_every_key_and_takes_a_replica() {
+        let builder = Server::builder().without_module();
+        let mut cluster = Cluster::start(&builder, 3);
+        let owners: Vec<_> = ["a", "b", "c", "d", "e", "f"].map(|key| cluster.owner_of(key)).into();
+        assert!((0..3).all(|node| owners.contains(&node)), "{owners:?}");
+        let replica = cluster.add_replica(&builder, 1);
+        assert_eq!(cluster.nodes[replica].info("replication").text("role"), "slave");
+    }
+}
