@@ -3,12 +3,12 @@
 #              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long deny clean
+.PHONY: help setup libclang build run check doc test test-long planted-bugs deny clean
 
 with_tools := . target/tools/env.sh &&
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: ## fetch the pinned servers and libclang into target/tools; installs nothing
 	@scripts/setup.sh
@@ -37,6 +37,9 @@ test: ## everything that must pass: set-up, check, build, contract tests against
 
 test-long: ## the contract tests again, in their long tier
 	@scripts/test.sh long
+
+planted-bugs: ## plant each bug of core/tests/planted_bugs.md and see the named tests fail
+	@scripts/planted-bugs.sh
 
 deny: ## licences, advisories and sources of the dependencies; needs cargo-deny
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \

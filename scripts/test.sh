@@ -4,8 +4,8 @@
 #   scripts/test.sh quick    set-up, check, build, contract tests      (make test)
 #   scripts/test.sh long     set-up, build, contract tests, long tier  (make test-long)
 #
-# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_TEST_TIER, which is the argument; and the programs named in
-# target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the environment replace those.
+# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, in the long tier, one that panics on request;
+# FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the environment replace those.
 set -eu
 cd "$(dirname "$0")/.."
 tier=${1:?quick or long}
@@ -29,6 +29,13 @@ stage "build" make --no-print-directory build
 export FLOCK_TEST_TIER="$tier"
 FLOCK_MODULE=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so
 export FLOCK_MODULE
+if [ "$tier" = long ]; then
+    planted=${CARGO_TARGET_DIR:-target}/planted
+    stage "build with planted panics" \
+        cargo build --release -p flock-module --features planted-panics --target-dir "$planted"
+    FLOCK_MODULE_PLANTED=$(cd "$planted" && pwd)/release/libflock.so
+    export FLOCK_MODULE_PLANTED
+fi
 stage "contract tests, $tier" cargo test -p flock-tests
 
 printf 'test: all passed\n%s' "$times"

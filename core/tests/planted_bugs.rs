@@ -88,7 +88,7 @@ fn every_planted_bug_is_caught() {
     let bugs = bugs();
     let chosen: Vec<&Bug> = bugs.iter().filter(|bug| wanted == "all" || wanted == *bug.name).collect();
     assert!(!chosen.is_empty(), "there is no bug {}", wanted.display());
-    let copy = Copy::new();
+    let copy = CrateCopy::new();
     let mut missed = Vec::new();
     for bug in chosen {
         let began = Instant::now();
@@ -107,11 +107,11 @@ fn write(path: &Path, text: &str) {
 }
 
 /// A workspace with nothing in it but a copy of this crate.
-struct Copy {
+struct CrateCopy {
     folder: PathBuf,
 }
 
-impl Copy {
+impl CrateCopy {
     fn new() -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted-bugs");
         let root = crate_folder().parent().expect("the crate lies in the workspace");

@@ -78,7 +78,10 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let answer = target
         .decide(ctx, |table, place| table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx)))??;
     match (answer, request.wait) {
-        (Acquired::Granted(token), _) => reply::integer(ctx, number(token)),
+        (Acquired::Granted(token), _) => {
+            blocking::told(token);
+            reply::integer(ctx, number(token));
+        }
         (Acquired::Busy, _) => reply::nil(ctx),
         (Acquired::Queued { waiter, .. }, Wait::Block(_)) => {
             if !blocking::wait(ctx, waiter) {

@@ -12,7 +12,7 @@ use crate::ffi::timer_fd;
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
 use crate::{cluster, config, propagation};
-use flock_core::refusal::EndReason;
+use flock_core::refusal::{EndReason, LossReason};
 use flock_core::table::Due;
 use flock_core::token::ClockFault;
 use flock_core::{LockId, Name, Place, Time};
@@ -181,6 +181,9 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
         KeyState::Lock(handle) => Some(state::lock_of(handle)),
         KeyState::OtherType => {
             drop(key);
+            if let Some(gone) = expected {
+                with_table(|table| table.removed(gone, LossReason::Removed, true));
+            }
             let decision = with_table(|table| {
                 let queue = table.queues().of_name(name.db(), name.key())?;
                 Some(table.dismiss(queue, EndReason::WrongType))

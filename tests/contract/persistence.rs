@@ -336,14 +336,14 @@ const CHECKSUM_BYTES: usize = 8;
 const FOOTER_BYTES: usize = CHECKSUM_BYTES + 2;
 
 /// A dumped value with another body, under a correct checksum: anybody can compute it.
-fn sign(body: &[u8], original: &[u8]) -> Vec<u8> {
+pub(crate) fn sign(body: &[u8], original: &[u8]) -> Vec<u8> {
     let version = &original[original.len() - FOOTER_BYTES..original.len() - CHECKSUM_BYTES];
     let mut value = [body, version].concat();
     value.extend_from_slice(&crc64(&value).to_le_bytes());
     value
 }
 
-fn body(value: &[u8]) -> &[u8] {
+pub(crate) fn body(value: &[u8]) -> &[u8] {
     &value[..value.len() - FOOTER_BYTES]
 }
 

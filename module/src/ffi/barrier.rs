@@ -52,7 +52,12 @@ pub(crate) fn panics_caught() -> u64 {
 
 /// Runs `body`, the whole of a callback; answers `fallback` if it panics.
 pub(super) fn barrier<R>(callback: Callback, fallback: R, body: impl FnOnce() -> R) -> R {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let guarded = || {
+        #[cfg(feature = "planted-panics")]
+        planted::panic_if_its_turn(callback);
+        body()
+    };
+    match catch_unwind(AssertUnwindSafe(guarded)) {
         Ok(answer) => answer,
         Err(payload) => {
             report(callback, payload.as_ref());
@@ -89,4 +94,37 @@ fn report(callback: Callback, payload: &(dyn Any + Send)) {
          Further ones of this kind are only counted."
     );
     log_without_ctx(LogLevel::Warning, &message);
+}
+
+/// Panics on purpose, for the tests of this wall; never in the library that is shipped.
+///
+/// `FLOCK_PLANTED_PANIC=Unlink:3` in the server's environment makes the third call of that kind of callback panic before it does
+/// anything.
+#[cfg(feature = "planted-panics")]
+mod planted {
+    use super::Callback;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    struct Plan {
+        kind: String,
+        turn: u64,
+    }
+
+    static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+
+    #[allow(clippy::panic, reason = "this is what it is for")]
+    pub(super) fn panic_if_its_turn(callback: Callback) {
+        let Some(plan) = PLAN.get_or_init(plan) else { return };
+        if format!("{callback:?}") == plan.kind && CALLS.fetch_add(1, Ordering::Relaxed) + 1 == plan.turn {
+            panic!("planted");
+        }
+    }
+
+    fn plan() -> Option<Plan> {
+        let text = std::env::var("FLOCK_PLANTED_PANIC").ok()?;
+        let (kind, turn) = text.split_once(':')?;
+        Some(Plan { kind: kind.to_owned(), turn: turn.parse().ok()? })
+    }
 }

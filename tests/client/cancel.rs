@@ -1,0 +1,156 @@
+//! What is dropped leaves nothing behind: no hold, and no place in a queue.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::time::Duration;
+
+use flock_client::{AcquireError, Flock};
+use flock_tests::on_own_servers;
+use flock_tests::random::Random;
+use flock_tests::server::Builder;
+use tokio::time::{sleep, timeout};
+
+use crate::scene::{
+    SOON, connect, held, held_and_waiting, ms, on, quick, runtime, wait_until_nothing_is_left, wait_until_waiting,
+};
+
+on_own_servers![
+    dropped_guard_releases,
+    guard_dropped_on_a_plain_thread_releases,
+    guard_dropped_while_panicking_releases,
+    dropped_wait_leaves_the_queue,
+    thousand_random_drops_leave_nothing,
+    runtime_that_shuts_down_with_guards_leaves_nothing,
+    single_threaded_runtime_that_shuts_down_with_guards_leaves_nothing,
+    last_guard_keeps_the_client_alive,
+    shutdown_ends_waits_and_gives_back_holds,
+];
+
+fn dropped_guard_releases(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        drop(held(&flock, "k").await);
+        wait_until_nothing_is_left(&server, SOON);
+    });
+}
+
+fn guard_dropped_on_a_plain_thread_releases(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = held(&flock, "k").await;
+        std::thread::spawn(move || drop(guard)).join().unwrap();
+        wait_until_nothing_is_left(&server, SOON);
+    });
+}
+
+fn guard_dropped_while_panicking_releases(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let work = flock.lock("k").run(async |_| panic!("on purpose"));
+        let work = tokio::spawn(async { work.await.map(|(): ()| ()) });
+        assert!(work.await.unwrap_err().is_panic());
+        wait_until_nothing_is_left(&server, SOON);
+    });
+}
+
+fn dropped_wait_leaves_the_queue(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let _first = held(&flock, "k").await;
+        let waiting = tokio::spawn(held(&flock, "k"));
+        wait_until_waiting(&server, 1);
+        waiting.abort();
+        wait_until_waiting(&server, 0);
+    });
+}
+
+fn thousand_random_drops_leave_nothing(builder: Builder) {
+    // Eight tasks on three keys drop their futures and guards at random points. At the end nothing is held, nobody waits, and
+    // every key can be locked at once: leases and waits are so long that nothing ends by itself.
+    on(&builder, async |server, flock: Flock| {
+        let mut tasks = Vec::new();
+        for seed in 0..8 {
+            let flock = flock.clone();
+            tasks.push(tokio::spawn(async move {
+                let mut random = Random::from_seed(seed);
+                let mut granted = 0;
+                for _ in 0..125 {
+                    let key = random.pick(&["a", "b", "c"]);
+                    let lock = flock.lock(key).lease(Duration::from_secs(600)).wait(Duration::from_secs(600));
+                    let lock = if random.one_in(3) { lock.shared() } else { lock };
+                    // From "polled once" to longer than a busy machine takes for an answer; timers count milliseconds.
+                    let doublings = random.below(6);
+                    let patience = Duration::from_millis(random.below(1 << doublings));
+                    if random.one_in(4) {
+                        let mut acquiring = pin!(lock.try_acquire());
+                        granted += i32::from(matches!(timeout(patience, &mut acquiring).await, Ok(Ok(Some(_)))));
+                    } else {
+                        granted += i32::from(timeout(patience, lock.into_future()).await.is_ok());
+                    }
+                }
+                granted
+            }));
+        }
+        let mut granted = 0;
+        for task in tasks {
+            granted += task.await.unwrap();
+        }
+        wait_until_nothing_is_left(&server, SOON);
+        println!("1000 drops, {granted} of them of guards");
+        assert!((1..1000).contains(&granted), "the drops were not at random points: {granted}");
+        for key in ["a", "b", "c"] {
+            assert!(flock.lock(key).try_acquire().await.unwrap().is_some());
+        }
+    });
+}
+
+fn runtime_that_shuts_down_with_guards_leaves_nothing(builder: Builder) {
+    leaves_nothing(&builder, runtime());
+}
+
+fn single_threaded_runtime_that_shuts_down_with_guards_leaves_nothing(builder: Builder) {
+    leaves_nothing(&builder, tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
+}
+
+/// Some guards are owned by tasks that the shutdown aborts, some are dropped just before it, some requests wait.
+#[track_caller]
+fn leaves_nothing(builder: &Builder, runtime: tokio::runtime::Runtime) {
+    let server = builder.start();
+    runtime.block_on(async {
+        let flock = connect(server.addr()).await;
+        for number in 0..20 {
+            let guard = held(&flock, &format!("task {number}")).await;
+            tokio::spawn(async move {
+                guard.lost().await;
+            });
+            let waiting = held(&flock, &format!("task {number}"));
+            tokio::spawn(waiting);
+        }
+        sleep(ms(50)).await;
+        let _guards = [held(&flock, "x").await, held(&flock, "y").await];
+        assert_eq!(held_and_waiting(&server), (22, 20));
+    });
+    drop(runtime);
+    wait_until_nothing_is_left(&server, SOON);
+}
+
+fn last_guard_keeps_the_client_alive(builder: Builder) {
+    on(&builder, async |server, _| {
+        let flock = quick(server.addr()).connect().await.unwrap();
+        let guard = flock.lock("k").lease(ms(200)).await.unwrap();
+        drop(flock);
+        sleep(ms(800)).await;
+        assert!(guard.is_valid());
+        drop(guard);
+        wait_until_nothing_is_left(&server, SOON);
+    });
+}
+
+fn shutdown_ends_waits_and_gives_back_holds(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = held(&flock, "k").await;
+        let waiting = tokio::spawn(flock.lock("k").into_future());
+        wait_until_waiting(&server, 1);
+        flock.shutdown(SOON).await.unwrap();
+        assert_eq!(held_and_waiting(&server), (0, 0));
+        assert!(matches!(waiting.await.unwrap(), Err(AcquireError::ShutDown)));
+        assert!(!guard.is_valid());
+        assert_eq!(guard.lost().await, flock_client::LossReason::ShutDown);
+    });
+}

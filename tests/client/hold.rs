@@ -1,0 +1,244 @@
+//! A hold over time: it is kept, converted, and lost in every way there is; and the holder hears of it.
+
+use std::time::{Duration, Instant};
+
+use flock_client::{Flock, HoldError, LossReason, Released};
+use flock_tests::args;
+use flock_tests::on_own_servers;
+use flock_tests::proxy::{Cut, Proxy};
+use flock_tests::resp::Protocol;
+use flock_tests::server::Builder;
+use flock_tests::wait::wait_until;
+use tokio::time::{sleep, timeout};
+
+use crate::scene::{SOON, connect, held, held_and_waiting, is_current, ms, on, quick, revoke};
+
+on_own_servers![
+    hold_is_kept_over_many_leases,
+    many_holds_are_kept_by_few_commands,
+    hold_without_keep_alive_expires,
+    renewal_by_hand_keeps_a_hold,
+    belief_ends_before_the_servers_lease,
+    revoked_hold_is_told_at_once,
+    removed_hold_is_told_at_once,
+    flushed_hold_is_told_at_once,
+    unreachable_server_is_a_loss_at_the_local_deadline,
+    renewal_finds_a_loss_that_was_not_heard,
+    longest_hold_ends_though_it_is_kept_alive,
+    downgrade_lets_readers_in,
+    upgrade_gets_a_higher_token,
+    upgrade_beside_another_reader_is_refused,
+    converted_hold_is_kept,
+    lost_hold_is_released_as_lost,
+    leaked_hold_stays_until_its_lease_is_over,
+    blocked_runtime_keeps_its_lock,
+];
+
+fn hold_is_kept_over_many_leases(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = flock.lock("k").lease(ms(300)).await.unwrap();
+        let until = Instant::now() + ms(1200);
+        while Instant::now() < until {
+            assert!(guard.is_valid() && is_current(&server, &guard));
+            sleep(ms(20)).await;
+        }
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    });
+}
+
+fn many_holds_are_kept_by_few_commands(builder: Builder) {
+    // 300 holds over three leases: none is lost.
+    on(&builder, async |server, flock: Flock| {
+        let mut guards = Vec::new();
+        for number in 0..300 {
+            guards.push(flock.lock(format!("k{number}")).lease(ms(600)).await.unwrap());
+        }
+        sleep(ms(1800)).await;
+        assert!(guards.iter().all(flock_client::Guard::is_valid));
+        assert_eq!(held_and_waiting(&server).0, 300);
+        assert_eq!(server.info("flock").number("flock_expired"), 0);
+    });
+}
+
+fn hold_without_keep_alive_expires(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = flock.lock("k").lease(ms(200)).keep_alive(false).await.unwrap();
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Expired);
+        assert!(!guard.is_valid());
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        wait_until("the server ends it too", SOON, || held_and_waiting(&server).0 == 0);
+    });
+}
+
+fn renewal_by_hand_keeps_a_hold(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = flock.lock("k").lease(ms(400)).keep_alive(false).await.unwrap();
+        for _ in 0..6 {
+            sleep(ms(150)).await;
+            guard.renew().await.unwrap();
+        }
+        assert!(guard.is_valid() && is_current(&server, &guard));
+    });
+}
+
+fn belief_ends_before_the_servers_lease(builder: Builder) {
+    // S5, watched from both sides: whenever the guard says yes before and after, the server said yes between.
+    on(&builder, async |server, flock: Flock| {
+        for lease in [40, 100, 250] {
+            let guard = flock.lock("k").lease(ms(lease)).keep_alive(false).wait(SOON).await.unwrap();
+            let mut conn = server.connect(Protocol::Resp2);
+            let mut looks = 0;
+            loop {
+                let before = guard.is_valid();
+                let held = conn.cmd(&args!["FLOCK.CHECK", "k", guard.token().get()]).as_int() == 1;
+                assert!(held || !guard.is_valid(), "believed beyond a lease of {lease} ms");
+                if !before && !held {
+                    break;
+                }
+                looks += 1;
+            }
+            assert!(looks > 0);
+        }
+    });
+}
+
+fn revoked_hold_is_told_at_once(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = held(&flock, "k").await;
+        let began = Instant::now();
+        revoke(&server, "k");
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Revoked);
+        assert!(began.elapsed() < ms(1000));
+        assert!(!guard.is_valid());
+        assert!(matches!(guard.renew().await, Err(HoldError::Lost(LossReason::Revoked))));
+    });
+}
+
+fn removed_hold_is_told_at_once(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = held(&flock, "k").await;
+        server.connect(Protocol::Resp2).cmd(&["DEL", "k"]);
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Removed);
+    });
+}
+
+fn flushed_hold_is_told_at_once(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = held(&flock, "k").await;
+        server.connect(Protocol::Resp2).cmd(&["FLUSHALL"]);
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Flushed);
+    });
+}
+
+fn unreachable_server_is_a_loss_at_the_local_deadline(builder: Builder) {
+    on(&builder, async |server, _| {
+        let proxy = Proxy::to(server.addr());
+        let flock = connect(proxy.addr()).await;
+        let guard = flock.lock("k").lease(ms(400)).await.unwrap();
+        sleep(ms(100)).await;
+        proxy.refuse();
+        proxy.cut(Cut::Reset);
+        let began = Instant::now();
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Expired);
+        assert!(began.elapsed() < ms(700), "{:?}", began.elapsed());
+    });
+}
+
+fn renewal_finds_a_loss_that_was_not_heard(builder: Builder) {
+    // The message of the loss goes nowhere: the channel is somebody else's.
+    on(&builder, async |server, flock: Flock| {
+        let guard = flock.lock("k").lease(ms(900)).wait_mode(flock_client::WaitMode::Poll).await.unwrap();
+        revoke(&server, "k");
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Gone);
+    });
+}
+
+fn longest_hold_ends_though_it_is_kept_alive(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let began = Instant::now();
+        let guard = flock.lock("k").lease(ms(200)).max_hold(ms(700)).await.unwrap();
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::MaxHold);
+        assert!((ms(600)..ms(1000)).contains(&began.elapsed()), "{:?}", began.elapsed());
+        wait_until("the server ends it too", SOON, || held_and_waiting(&server).0 == 0);
+    });
+}
+
+fn downgrade_lets_readers_in(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let mut guard = held(&flock, "k").await;
+        let token = guard.token();
+        assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_none());
+        guard.downgrade().await.unwrap();
+        assert_eq!(guard.token(), token);
+        assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_some());
+        assert!(guard.is_valid() && is_current(&server, &guard));
+    });
+}
+
+fn upgrade_gets_a_higher_token(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let mut guard = flock.lock("k").shared().await.unwrap();
+        let before = guard.token();
+        guard.upgrade().await.unwrap();
+        assert!(guard.token() > before && is_current(&server, &guard));
+        assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_none());
+        guard.upgrade().await.unwrap(); // again: nothing changes
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+    });
+}
+
+fn upgrade_beside_another_reader_is_refused(builder: Builder) {
+    on(&builder, async |_, flock: Flock| {
+        let mut guard = flock.lock("k").shared().await.unwrap();
+        let other = flock.lock("k").shared().await.unwrap();
+        assert!(matches!(guard.upgrade().await, Err(HoldError::Refused)));
+        assert!(guard.is_valid());
+        other.release().await.unwrap();
+        guard.upgrade().await.unwrap();
+    });
+}
+
+fn converted_hold_is_kept(builder: Builder) {
+    // The keep-alive must not take the change of the token for a loss.
+    on(&builder, async |server, flock: Flock| {
+        let mut guard = flock.lock("k").lease(ms(150)).shared().await.unwrap();
+        for _ in 0..40 {
+            guard.upgrade().await.unwrap();
+            guard.downgrade().await.unwrap();
+            sleep(ms(10)).await;
+        }
+        assert!(guard.is_valid() && is_current(&server, &guard));
+    });
+}
+
+fn lost_hold_is_released_as_lost(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = held(&flock, "k").await;
+        revoke(&server, "k");
+        guard.lost().await;
+        assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
+    });
+}
+
+fn leaked_hold_stays_until_its_lease_is_over(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let guard = flock.lock("k").lease(ms(300)).await.unwrap();
+        let began = Instant::now();
+        guard.leak();
+        assert_eq!(held_and_waiting(&server), (1, 0));
+        wait_until("its lease is over", SOON, || held_and_waiting(&server).0 == 0);
+        assert!(began.elapsed() > ms(150), "{:?}", began.elapsed());
+    });
+}
+
+fn blocked_runtime_keeps_its_lock(builder: Builder) {
+    // The whole of the caller's runtime is blocked for six leases.
+    let server = builder.start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let flock = quick(server.addr()).connect().await.unwrap();
+        let guard = flock.lock("k").lease(ms(200)).await.unwrap();
+        flock_tests::wait::let_pass(ms(1200));
+        assert!(guard.is_valid() && is_current(&server, &guard));
+    });
+}

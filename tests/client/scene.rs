@@ -1,0 +1,119 @@
+//! The stage of each test: a server of its own, a client, and a bound on how long it may take.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flock_client::{Builder, Flock, Guard};
+use flock_tests::args;
+use flock_tests::resp::Protocol;
+use flock_tests::server::{self, Server};
+use flock_tests::wait::wait_until;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// No test takes longer: whoever hangs fails.
+const TEST_WITHIN: Duration = Duration::from_secs(40);
+/// For what should take a round trip, on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(5);
+
+pub(crate) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A runtime as users have it.
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("cannot make a runtime")
+}
+
+/// Runs a test with a server and a client.
+#[track_caller]
+pub(crate) fn on<F: Future<Output = ()>>(builder: &server::Builder, test: impl FnOnce(Arc<Server>, Flock) -> F) {
+    let server = Arc::new(builder.start());
+    within_bounds(async {
+        let flock = connect(server.addr()).await;
+        test(Arc::clone(&server), flock).await;
+    });
+}
+
+/// Runs a test that makes its servers and clients by itself.
+#[track_caller]
+pub(crate) fn within_bounds(test: impl Future<Output = ()>) {
+    let runtime = runtime();
+    let done = runtime.block_on(async { timeout(TEST_WITHIN, test).await });
+    runtime.shutdown_background();
+    assert!(done.is_ok(), "the test took longer than {TEST_WITHIN:?}");
+}
+
+pub(crate) fn url(address: SocketAddr) -> String {
+    format!("valkey://{address}")
+}
+
+pub(crate) fn quick(address: SocketAddr) -> Builder {
+    Flock::builder(url(address))
+}
+
+pub(crate) async fn connect(address: SocketAddr) -> Flock {
+    quick(address).connect().await.expect("the server is there")
+}
+
+/// Acquires within a time that no test should reach.
+#[track_caller]
+pub(crate) fn held(flock: &Flock, key: &str) -> impl Future<Output = Guard> + use<> {
+    let lock = flock.lock(key).wait(SOON);
+    async { lock.await.expect("the lock should be free soon") }
+}
+
+/// The locks held on the server, and the requests that wait.
+#[track_caller]
+pub(crate) fn held_and_waiting(server: &Server) -> (i64, i64) {
+    let info = server.info("flock");
+    (info.number("flock_held"), info.number("flock_waiters"))
+}
+
+#[track_caller]
+pub(crate) fn wait_until_nothing_is_left(server: &Server, within: Duration) {
+    wait_until("nothing is held and nobody waits", within, || held_and_waiting(server) == (0, 0));
+}
+
+#[track_caller]
+pub(crate) fn wait_until_waiting(server: &Server, requests: i64) {
+    wait_until(&format!("{requests} wait"), SOON, || held_and_waiting(server).1 == requests);
+}
+
+/// Whether a current holder has this token.
+#[track_caller]
+pub(crate) fn is_current(server: &Server, guard: &Guard) -> bool {
+    let reply = server.connect(Protocol::Resp2).cmd(&args!["FLOCK.CHECK", guard.key(), guard.token().get()]);
+    reply.as_int() == 1
+}
+
+#[track_caller]
+pub(crate) fn revoke(server: &Server, key: &str) {
+    server.connect(Protocol::Resp2).cmd(&args!["FLOCK.REVOKE", key]);
+}
+
+/// The ids of the connections of clients of this crate: those that listen, or those that do not.
+pub(crate) fn connections(server: &Server, listening: bool) -> Vec<i64> {
+    let mut admin = server.connect(Protocol::Resp2);
+    let list = admin.cmd(&["CLIENT", "LIST"]).as_str().to_owned();
+    let mut ids = Vec::new();
+    for line in list.lines() {
+        let field = |name: &str| line.split_whitespace().find_map(|field| field.strip_prefix(name));
+        let ours = field("lib-name=").is_some_and(|name| name.starts_with("redis-rs"));
+        if ours && (field("sub=") != Some("0")) == listening {
+            ids.extend(field("id=").and_then(|id| id.parse::<i64>().ok()));
+        }
+    }
+    ids.sort_unstable();
+    ids
+}
+
+#[track_caller]
+pub(crate) fn kill(server: &Server, connections: &[i64]) {
+    let mut admin = server.connect(Protocol::Resp2);
+    for id in connections {
+        admin.cmd(&args!["CLIENT", "KILL", "ID", *id]);
+    }
+}
