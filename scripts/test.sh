@@ -5,7 +5,8 @@
 #   scripts/test.sh long     set-up, build, contract tests, long tier  (make test-long)
 #
 # The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, in the long tier, one that panics on request;
-# FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the environment replace those.
+# FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the
+# environment replace those.
 set -eu
 cd "$(dirname "$0")/.."
 tier=${1:?quick or long}

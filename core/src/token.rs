@@ -211,9 +211,10 @@ impl TokenCounter {
         self.value.max(wall.units.saturating_add(DAY_UNITS)).min(Token::MAX)
     }
 
-    /// The highest token that RESTORE may bring in: one day above the counter and the clock.
+    /// The highest token or mark that RESTORE may bring in: one day above the clock, or what this server has announced itself. (Not
+    /// above the counter, or it could be raised day by day.)
     #[must_use]
     pub fn highest_credible(&self, wall: WallClock) -> u64 {
-        self.value.max(wall.units).saturating_add(DAY_UNITS).min(Token::MAX)
+        self.floor_max(wall).max(self.mark)
     }
 }

@@ -51,9 +51,12 @@ fn try_load(reader: &mut RdbReader<'_>, encoding_version: i32) -> Result<Handle,
     let start = if loading { Start::AfterLoading } else { Start::Now(state::now()) };
     with_table(|table| {
         if !loading && flags.is_primary() {
-            table
-                .credible(&image, state::wall_clock())
-                .map_err(|highest| format!("its token or mark is above {}, more than a day ahead", highest.max))?;
+            table.credible(&image, state::wall_clock()).map_err(|highest| {
+                format!(
+                    "its token or mark is above {}: ahead of this server and more than a day ahead of the clock",
+                    highest.max
+                )
+            })?;
         }
         table.load(name, &image, start).map(handle_of).ok_or_else(|| "too many locks".to_owned())
     })

@@ -81,7 +81,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     if flags.is_loading() || !flags.is_primary() {
         return;
     }
-    if ctx.avoid_replica_traffic() || ctx.refuses_writes() {
+    if ctx.avoid_replica_traffic() || refuses_writes(ctx) {
         timer_fd::arm(state::now().as_us() + RETRY_US);
         return;
     }
@@ -96,6 +96,12 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     }
     perform_due(ctx);
     arm(with_table(|table| table.next_deadline()).flatten());
+}
+
+/// Whether a client's write would be refused now. A cluster node can only tell for keys of its own: for one it holds.
+fn refuses_writes(ctx: &Ctx<'_>) -> bool {
+    let name = with_table(|table| table.any_name().map(|name| ServerString::new(name.key()))).flatten();
+    name.is_some_and(|name| ctx.refuses_writes(name.as_str()))
 }
 
 /// Starts an incarnation, if this node has not yet: seeds the counter and announces its mark. Also called by a command that comes

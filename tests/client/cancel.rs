@@ -133,9 +133,9 @@ fn leaves_nothing(builder: &Builder, runtime: tokio::runtime::Runtime) {
 fn last_guard_keeps_the_client_alive(builder: Builder) {
     on(&builder, async |server, _| {
         let flock = quick(server.addr()).connect().await.unwrap();
-        let guard = flock.lock("k").lease(ms(200)).await.unwrap();
+        let guard = flock.lock("k").lease(ms(1000)).await.unwrap();
         drop(flock);
-        sleep(ms(800)).await;
+        sleep(ms(2500)).await;
         assert!(guard.is_valid());
         drop(guard);
         wait_until_nothing_is_left(&server, SOON);

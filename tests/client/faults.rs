@@ -235,12 +235,18 @@ fn killed_predecessor_is_nobody_else(builder: Builder) {
     within_bounds(async {
         let mut server = builder.start();
         let mut clients = Vec::new();
+        let began = Instant::now();
         for _ in 0..8 {
             clients.push(connect(server.addr()).await);
         }
+        println!("connected {:?}", began.elapsed());
         server.restart();
+        println!("restarted {:?}", began.elapsed());
         for (number, flock) in clients.iter().enumerate() {
-            held(flock, &format!("k{number}")).await.release().await.unwrap();
+            println!("client {number} {:?}", began.elapsed());
+            let guard = held(flock, &format!("k{number}")).await;
+            println!("client {number} holds {:?}", began.elapsed());
+            guard.release().await.unwrap();
         }
         wait_until("all are back", SOON, || connections(&server, true).len() == 8);
         let before = (connections(&server, true), connections(&server, false));

@@ -1,17 +1,20 @@
 //! A hold over time: it is kept, converted, and lost in every way there is; and the holder hears of it.
 
+use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use flock_client::{Flock, HoldError, LossReason, Released};
 use flock_tests::args;
 use flock_tests::on_own_servers;
-use flock_tests::proxy::{Cut, Proxy};
+use flock_tests::proxy::{Cut, Direction, Fault, Proxy};
 use flock_tests::resp::Protocol;
 use flock_tests::server::Builder;
 use flock_tests::wait::wait_until;
 use tokio::time::{sleep, timeout};
 
-use crate::scene::{SOON, connect, held, held_and_waiting, is_current, ms, on, quick, revoke};
+use crate::scene::{
+    SOON, connect, connections, held, held_and_waiting, is_current, kill, ms, on, quick, revoke, settled,
+};
 
 on_own_servers![
     hold_is_kept_over_many_leases,
@@ -25,7 +28,12 @@ on_own_servers![
     unreachable_server_is_a_loss_at_the_local_deadline,
     renewal_finds_a_loss_that_was_not_heard,
     longest_hold_ends_though_it_is_kept_alive,
+    session_ends_soon_after_its_connection,
+    session_moves_to_the_next_connection,
+    session_waits_over_the_next_connection,
+    session_shorter_than_the_signs_of_life_is_refused,
     downgrade_lets_readers_in,
+    downgrade_after_an_unanswered_upgrade_finds_its_token,
     upgrade_gets_a_higher_token,
     upgrade_beside_another_reader_is_refused,
     converted_hold_is_kept,
@@ -36,8 +44,8 @@ on_own_servers![
 
 fn hold_is_kept_over_many_leases(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
-        let guard = flock.lock("k").lease(ms(300)).await.unwrap();
-        let until = Instant::now() + ms(1200);
+        let guard = flock.lock("k").lease(ms(1000)).await.unwrap();
+        let until = Instant::now() + ms(3500);
         while Instant::now() < until {
             assert!(guard.is_valid() && is_current(&server, &guard));
             sleep(ms(20)).await;
@@ -51,9 +59,9 @@ fn many_holds_are_kept_by_few_commands(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
         let mut guards = Vec::new();
         for number in 0..300 {
-            guards.push(flock.lock(format!("k{number}")).lease(ms(600)).await.unwrap());
+            guards.push(flock.lock(format!("k{number}")).lease(ms(1500)).await.unwrap());
         }
-        sleep(ms(1800)).await;
+        sleep(ms(4800)).await;
         assert!(guards.iter().all(flock_client::Guard::is_valid));
         assert_eq!(held_and_waiting(&server).0, 300);
         assert_eq!(server.info("flock").number("flock_expired"), 0);
@@ -72,9 +80,9 @@ fn hold_without_keep_alive_expires(builder: Builder) {
 
 fn renewal_by_hand_keeps_a_hold(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
-        let guard = flock.lock("k").lease(ms(400)).keep_alive(false).await.unwrap();
+        let guard = flock.lock("k").lease(ms(1000)).keep_alive(false).await.unwrap();
         for _ in 0..6 {
-            sleep(ms(150)).await;
+            sleep(ms(300)).await;
             guard.renew().await.unwrap();
         }
         assert!(guard.is_valid() && is_current(&server, &guard));
@@ -104,7 +112,7 @@ fn belief_ends_before_the_servers_lease(builder: Builder) {
 
 fn revoked_hold_is_told_at_once(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
-        let guard = held(&flock, "k").await;
+        let guard = settled(&flock, "k").await;
         let began = Instant::now();
         revoke(&server, "k");
         assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Revoked);
@@ -116,7 +124,7 @@ fn revoked_hold_is_told_at_once(builder: Builder) {
 
 fn removed_hold_is_told_at_once(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
-        let guard = held(&flock, "k").await;
+        let guard = settled(&flock, "k").await;
         server.connect(Protocol::Resp2).cmd(&["DEL", "k"]);
         assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Removed);
     });
@@ -124,7 +132,7 @@ fn removed_hold_is_told_at_once(builder: Builder) {
 
 fn flushed_hold_is_told_at_once(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
-        let guard = held(&flock, "k").await;
+        let guard = settled(&flock, "k").await;
         server.connect(Protocol::Resp2).cmd(&["FLUSHALL"]);
         assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Flushed);
     });
@@ -153,13 +161,96 @@ fn renewal_finds_a_loss_that_was_not_heard(builder: Builder) {
     });
 }
 
+fn downgrade_after_an_unanswered_upgrade_finds_its_token(builder: Builder) {
+    // The upgrade is carried out, its answers are lost, its future is dropped: the server has a token that nobody here knows.
+    on(&builder, async |server, _| {
+        let proxy = Proxy::to(server.addr());
+        let flock = quick(proxy.addr()).response_timeout(ms(100)).connect().await.unwrap();
+        let mut guard = flock.lock("k").shared().await.unwrap();
+        guard.renew().await.unwrap();
+        let before = guard.token();
+        proxy.set_existing(Direction::ToClient, Fault::Drop);
+        assert!(timeout(ms(50), guard.upgrade()).await.is_err());
+        guard.downgrade().await.unwrap();
+        assert!(guard.token() > before);
+        assert!(guard.is_valid() && is_current(&server, &guard));
+    });
+}
+
 fn longest_hold_ends_though_it_is_kept_alive(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
         let began = Instant::now();
-        let guard = flock.lock("k").lease(ms(200)).max_hold(ms(700)).await.unwrap();
+        let guard = flock.lock("k").lease(ms(600)).max_hold(ms(1500)).await.unwrap();
         assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::MaxHold);
-        assert!((ms(600)..ms(1000)).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!((ms(1200)..ms(2000)).contains(&began.elapsed()), "{:?}", began.elapsed());
         wait_until("the server ends it too", SOON, || held_and_waiting(&server).0 == 0);
+    });
+}
+
+const GRACE: Duration = Duration::from_millis(1500);
+
+/// A client whose shortest session grace is 600 ms.
+async fn lively(address: std::net::SocketAddr) -> Flock {
+    quick(address).heartbeat(ms(200)).response_timeout(ms(200)).connect().await.expect("the server is there")
+}
+
+fn session_ends_soon_after_its_connection(builder: Builder) {
+    // As if the client had died: the lease of ten minutes is cut to the grace. And the belief ends before the server's count.
+    on(&builder, async |server, _| {
+        let proxy = Proxy::to(server.addr());
+        let flock = lively(proxy.addr()).await;
+        let guard = flock.lock("k").lease(Duration::from_secs(600)).session(GRACE).await.unwrap();
+        sleep(GRACE * 3 / 2).await;
+        assert!(guard.is_valid());
+        proxy.refuse();
+        proxy.cut(Cut::Reset);
+        let began = Instant::now();
+        let mut conn = server.connect(Protocol::Resp2);
+        loop {
+            let held = conn.cmd(&args!["FLOCK.CHECK", "k", guard.token().get()]).as_int() == 1;
+            assert!(held || !guard.is_valid(), "believed beyond the grace");
+            if !held {
+                break;
+            }
+        }
+        assert!(began.elapsed() < GRACE + ms(1000), "{:?}", began.elapsed());
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), LossReason::Disconnected);
+    });
+}
+
+fn session_moves_to_the_next_connection(builder: Builder) {
+    on(&builder, async |server, _| {
+        let flock = lively(server.addr()).await;
+        let guard = flock.lock("k").lease(Duration::from_secs(600)).session(GRACE).await.unwrap();
+        for _ in 0..5 {
+            kill(&server, &connections(&server, false));
+            sleep(GRACE / 4).await;
+            assert!(guard.is_valid() && is_current(&server, &guard));
+        }
+        sleep(GRACE * 3 / 2).await;
+        assert!(guard.is_valid() && is_current(&server, &guard));
+    });
+}
+
+fn session_waits_over_the_next_connection(builder: Builder) {
+    // The queued request has died with its connection: who waits must ask again.
+    on(&builder, async |server, _| {
+        let flock = lively(server.addr()).await;
+        let first = held(&flock, "k").await;
+        let waiting = tokio::spawn(flock.lock("k").session(GRACE).wait(SOON).into_future());
+        wait_until("it waits", SOON, || held_and_waiting(&server).1 == 1);
+        kill(&server, &connections(&server, false));
+        sleep(ms(300)).await;
+        first.release().await.unwrap();
+        assert!(waiting.await.unwrap().unwrap().is_valid());
+    });
+}
+
+fn session_shorter_than_the_signs_of_life_is_refused(builder: Builder) {
+    on(&builder, async |_, flock: Flock| {
+        let error = flock.lock("k").session(ms(2499)).await.unwrap_err();
+        assert!(matches!(error, flock_client::AcquireError::Config(_)), "{error:?}");
+        assert!(flock.lock("k").session(ms(2500)).await.is_ok());
     });
 }
 
@@ -201,8 +292,8 @@ fn upgrade_beside_another_reader_is_refused(builder: Builder) {
 fn converted_hold_is_kept(builder: Builder) {
     // The keep-alive must not take the change of the token for a loss.
     on(&builder, async |server, flock: Flock| {
-        let mut guard = flock.lock("k").lease(ms(150)).shared().await.unwrap();
-        for _ in 0..40 {
+        let mut guard = flock.lock("k").lease(ms(600)).shared().await.unwrap();
+        for _ in 0..120 {
             guard.upgrade().await.unwrap();
             guard.downgrade().await.unwrap();
             sleep(ms(10)).await;
@@ -232,13 +323,13 @@ fn leaked_hold_stays_until_its_lease_is_over(builder: Builder) {
 }
 
 fn blocked_runtime_keeps_its_lock(builder: Builder) {
-    // The whole of the caller's runtime is blocked for six leases.
+    // The whole of the caller's runtime is blocked for four leases.
     let server = builder.start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let flock = quick(server.addr()).connect().await.unwrap();
-        let guard = flock.lock("k").lease(ms(200)).await.unwrap();
-        flock_tests::wait::let_pass(ms(1200));
+        let guard = flock.lock("k").lease(ms(500)).await.unwrap();
+        flock_tests::wait::let_pass(ms(2000));
         assert!(guard.is_valid() && is_current(&server, &guard));
     });
 }

@@ -65,6 +65,13 @@ pub(crate) fn held(flock: &Flock, key: &str) -> impl Future<Output = Guard> + us
     async { lock.await.expect("the lock should be free soon") }
 }
 
+/// Acquires, and renews: so the next renewal is far away, and does not find out what a message is to tell.
+pub(crate) async fn settled(flock: &Flock, key: &str) -> Guard {
+    let guard = held(flock, key).await;
+    guard.renew().await.expect("the lock is held");
+    guard
+}
+
 /// The locks held on the server, and the requests that wait.
 #[track_caller]
 pub(crate) fn held_and_waiting(server: &Server) -> (i64, i64) {

@@ -11,7 +11,7 @@ use flock_tests::on_own_servers;
 use flock_tests::random::Random;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{Conn, Protocol};
-use flock_tests::server::{Builder, Server};
+use flock_tests::server::{Builder, Info, Server};
 
 use crate::persistence::{body, sign};
 use crate::scene::{LEASE_MS, hold, long_tier};
@@ -60,7 +60,16 @@ fn locks_of_every_kind(conn: &mut Conn) -> (Vec<&'static str>, u64) {
     assert_eq!(conn.cmd(&["RENAME", "renamed", "nobody's"]), Reply::ok());
     let last = hold(conn, "last", "alice");
     let keys = vec![
-        "plain", "labelled", "reentrant", "claimed", "session", "channel", "shared", "all", "converted", "nobody's",
+        "plain",
+        "labelled",
+        "reentrant",
+        "claimed",
+        "session",
+        "channel",
+        "shared",
+        "all",
+        "converted",
+        "nobody's",
         "last",
     ];
     (keys, last)
@@ -158,8 +167,8 @@ fn assert_sound(conn: &mut Conn, key: &str, token_max: u64, what: &str) {
 }
 
 #[track_caller]
-fn counter(server: &mut Conn) -> u64 {
-    let counter = flock_tests::server::Info::ask(server, "flock").number("flock_counter");
+fn counter(conn: &mut Conn) -> u64 {
+    let counter = Info::ask(conn, "flock").number("flock_counter");
     u64::try_from(counter).expect("the counter is not negative")
 }
 
@@ -180,9 +189,11 @@ fn forged_value_is_refused_or_sound(builder: Builder) {
         let value = &values[place(&mut random, &vec![0; values.len()])];
         let other = stored(&values[place(&mut random, &vec![0; values.len()])]);
         let forged = if random.one_in(4) {
-            let mut bytes = body(value).to_vec();
-            mutate(&mut random, &mut bytes, &other);
-            sign(&bytes, value)
+            // The frame too; but a module's value it stays: what the server makes of others is its own affair.
+            let (kind, rest) = body(value).split_at(1);
+            let mut rest = rest.to_vec();
+            mutate(&mut random, &mut rest, &other);
+            sign(&[kind, &rest].concat(), value)
         } else {
             let mut bytes = stored(value);
             mutate(&mut random, &mut bytes, &other);
@@ -257,7 +268,6 @@ fn start_on_forged(builder: &Builder, of: &Server, path: &str, forged: &[u8], la
             let mut conn = server.connect(Protocol::Resp2);
             let token = hold(&mut conn, "elsewhere", "nobody else");
             assert!(token > last, "{what}: {token} after {last}");
-            assert!(token <= wall_clock() + DAY * 2 || token < 1 << 53, "{what}: {token}");
             for key in conn.cmd(&["KEYS", "*"]).as_array() {
                 conn.cmd(&args!["FLOCK.INFO", key.as_bytes()]);
             }
@@ -266,7 +276,11 @@ fn start_on_forged(builder: &Builder, of: &Server, path: &str, forged: &[u8], la
         }
         Err(failure) => {
             let log = &failure.log;
-            assert!(failure.status.is_some_and(|status| status.code().is_some()), "{what}: {:?}\n{log}", failure.status);
+            assert!(
+                failure.status.is_some_and(|status| status.code().is_some()),
+                "{what}: {:?}\n{log}",
+                failure.status
+            );
             assert!(!log.contains("a bug was caught"), "{what}: {log}");
             let lines = log.lines().filter(|line| line.contains(" # ")).count();
             assert!(lines > 0, "{what}: no word of what is wrong: {log}");
@@ -314,7 +328,8 @@ fn forged_append_only_file_is_refused_or_loads(builder: Builder) {
     let good = fs::read(server.dir().join(path)).expect("the file is there");
     let mut random = Random::new();
     for number in 0..files() {
-        let forged = if random.one_in(2) { forge_change(&mut random, &good) } else { forge_anywhere(&mut random, &good) };
+        let forged =
+            if random.one_in(2) { forge_change(&mut random, &good) } else { forge_anywhere(&mut random, &good) };
         let what = format!("file {number}: {}", forged.escape_ascii());
         start_on_forged(&builder, &server, path, &forged, last, &what);
     }

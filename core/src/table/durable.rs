@@ -8,7 +8,7 @@ use crate::snapshot::Image;
 use crate::time::Time;
 use crate::token::WallClock;
 
-/// A restored value carries a token or mark that no clock and no counter can explain.
+/// A restored value carries a token or mark that neither the clock nor this server's own mark can explain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incredible {
     /// The highest acceptable value now.

@@ -230,6 +230,13 @@ impl Table {
         self.locks.end()
     }
 
+    /// The name of some lock that is held or waited for, if there is one.
+    #[must_use]
+    pub fn any_name(&self) -> Option<&Name> {
+        let held = self.deadlines.first().and_then(|(_, slot)| self.locks.get(slot)).map(|entry| &entry.name);
+        held.or_else(|| self.queues.all().next().and_then(|queue| self.queues.name(queue)))
+    }
+
     /// When something will be due: the shell's one timer. Perhaps too early, never too late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {

@@ -49,11 +49,11 @@ impl Ctx<'_> {
     }
 
     /// Would a client's write be refused now because too few replicas listen (`min-replicas-to-write`) or the disk fails? The
-    /// server decides, by checking a write without running it: about a microsecond.
-    pub(crate) fn refuses_writes(&self) -> bool {
+    /// server decides, by checking a write of `key`, which must be this node's, without running it: about a microsecond.
+    pub(crate) fn refuses_writes(&self, key: ServerStr<'_>) -> bool {
         let call = server_fn!(RedisModule_Call);
-        // SAFETY: the context is live; `D` checks and does not run, `S` checks as for a script, `c` takes the NUL-terminated text.
-        let reply = unsafe { call(self.as_ptr(), c"DEL".as_ptr(), c"DSc".as_ptr(), c"flock".as_ptr()) };
+        // SAFETY: the context is live; `D` checks and does not run, `S` checks as for a script, `s` takes the live string.
+        let reply = unsafe { call(self.as_ptr(), c"DEL".as_ptr(), c"DSs".as_ptr(), key.as_ptr()) };
         let reason = io::Error::last_os_error().raw_os_error();
         let refused = CallReply::new(reply).is_some_and(|reply| reply.is_error());
         refused && reason.is_some_and(|reason| WRITES_ARE_REFUSED.contains(&reason))
