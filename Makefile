@@ -3,7 +3,7 @@
 #              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long planted-bugs deny clean
+.PHONY: help setup libclang build run check doc test test-long bench bench-check planted-bugs deny clean
 
 with_tools := . target/tools/env.sh &&
 
@@ -37,6 +37,14 @@ test: ## everything that must pass: set-up, check, build, contract tests against
 
 test-long: ## the contract tests again, in their long tier
 	@scripts/test.sh long
+
+bench: ## measure the core: time and allocations per operation
+	cargo bench -p flock-benches --bench core
+	cargo test --release -p flock-benches --test allocations -- --nocapture --test-threads 1
+
+bench-check: setup build ## every performance goal with its measured value; fails if one is missed
+	$(with_tools) FLOCK_MODULE="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so" \
+	  cargo run --release -p flock-benches --bin bench-check
 
 planted-bugs: ## plant each bug of core/tests/planted_bugs.md and see the named tests fail
 	@scripts/planted-bugs.sh

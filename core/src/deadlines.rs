@@ -24,6 +24,8 @@ const STEP_SHIFT: u32 = 10;
 const ARITY: usize = 4;
 /// An empty heap keeps a table of places up to this size.
 const KEPT_BYTES: usize = 4096;
+/// What one deadline takes: its entry, and its number's place.
+pub(crate) const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<u32>();
 /// Not in the heap.
 const ABSENT: u32 = u32::MAX;
 

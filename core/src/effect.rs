@@ -97,7 +97,8 @@ pub enum Ended {
     Undelivered,
 }
 
-/// The effects of one verb, in the order in which to perform them. All concern one lock.
+/// The effects of one verb, in the order in which to perform them. Its changes concern one lock; only messages and ended waits may
+/// concern many.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "effects must be performed: a grant that is not replicated or delivered is a broken promise"]
 pub struct Effects(Vec<Effect>);
@@ -172,4 +173,11 @@ pub struct Decision<T> {
     pub key: KeyAction,
     /// What else to do.
     pub effects: Effects,
+}
+
+impl<T> Decision<T> {
+    /// A decision that touches no key.
+    pub(crate) fn keyless(answer: T, effects: Effects) -> Self {
+        Self { answer, lock: None, key: KeyAction::Keep, effects }
+    }
 }

@@ -22,7 +22,7 @@
 //! * [`snapshot`]: the durable form of a lock. [`wire`]: commands, replies, errors, messages, and changes as bytes.
 //! * [`deadlines`], [`paged`], [`bytes`]: the three data structures under it, made for many small entries.
 //!
-//! The invariants are S1 to S12 and L1 to L6 of `docs/GUARANTEES.md`; [`Table::check_invariants`] asserts those that can be seen
+//! The invariants are S1 to S13 and L1 to L6 of `docs/GUARANTEES.md`; [`Table::check_invariants`] asserts those that can be seen
 //! in one state, and the tests run it after every step.
 #![no_std]
 #![forbid(unsafe_code)]

@@ -12,6 +12,8 @@ use crate::time::{Millis, Time};
 use crate::token::Token;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
 /// Who asks: bytes chosen by the client, compared as they are, fresh per acquisition. Up to 38 bytes (any UUID) need no allocation.
 pub type Owner = Bytes<38>;
@@ -318,7 +320,7 @@ impl Lock {
 
     /// Whether one more hold of this mode fits beside the current ones. `limit`: at most so many shared holders.
     #[must_use]
-    pub fn admits(&self, mode: Mode, limit: Option<core::num::NonZeroU32>) -> bool {
+    pub fn admits(&self, mode: Mode, limit: Option<NonZeroU32>) -> bool {
         match self.mode() {
             None => true,
             Some(Mode::Exclusive) => false,
@@ -413,7 +415,7 @@ impl Lock {
 
     /// Starts the leases that were loaded without a deadline.
     pub fn start(&mut self, now: Time) {
-        let waiting: alloc::vec::Vec<Token> =
+        let waiting: Vec<Token> =
             self.holds().filter(|hold| hold.granted == Time::NEVER).map(|hold| hold.token).collect();
         for token in waiting {
             self.edit(token, |hold| hold.granted = now);
@@ -424,7 +426,7 @@ impl Lock {
 
     /// Shortens every hold that would last longer than one granted now.
     pub(crate) fn cap(&mut self, now: Time) {
-        let tokens: alloc::vec::Vec<Token> = self.holds().map(|hold| hold.token).collect();
+        let tokens: Vec<Token> = self.holds().map(|hold| hold.token).collect();
         for token in tokens {
             self.edit(token, |hold| {
                 hold.deadline = hold.deadline.min(Start::Now(now).deadline(hold.claim().unwrap_or(hold.lease)));

@@ -324,7 +324,10 @@ impl Queues {
     /// Bytes allocated, about.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        self.nodes.heap_bytes() + self.queues.heap_bytes() + self.deadlines.heap_bytes() + self.by_owner.len() * 24
+        self.nodes.heap_bytes()
+            + self.queues.heap_bytes()
+            + self.deadlines.heap_bytes()
+            + self.by_owner.len() * size_of::<(u32, u64, u32)>()
     }
 
     fn drop_queue(&mut self, number: u32) {

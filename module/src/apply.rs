@@ -28,8 +28,7 @@ pub(crate) fn apply(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     }
     if !flags.is_loading() {
         // Into this replica's own append-only file.
-        let args: Vec<&[u8]> = args.iter_from(1).collect();
-        ctx.replicate(APPLY, None, &args);
+        ctx.replicate(APPLY, text, args.string(2));
     }
     reply::simple(ctx, c"OK");
     Ok(())

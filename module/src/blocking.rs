@@ -115,7 +115,7 @@ pub(crate) fn on_disconnect(number: NonZeroU64) {
 }
 
 /// The end of a blocked client. A grant that nobody was told of goes to the next in line.
-pub(crate) fn on_free(number: NonZeroU64, _disconnected: bool) {
+pub(crate) fn on_free(number: NonZeroU64) {
     let untold = WAITING.with(|waiting| match waiting.clients.remove(&number)?.outcome? {
         WaitOutcome::Granted(token) => waiting.untold.remove(&token).map(|lock| (lock, token)),
         WaitOutcome::TimedOut | WaitOutcome::Ended(_) => None,

@@ -57,24 +57,12 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let mut target = Target::open_for(ctx, args)?;
     let flags = target.flags;
     may_speak_on(ctx, &target, &request)?;
-    if request.session.is_some() && (flags.in_script() || ctx.connection().is_none()) {
-        return Err(WireError::fixed(
-            ErrorCode::Err,
-            "SESSION is not possible in a script: a script has no connection",
-        ));
-    }
-    if let Wait::Block(_) = request.wait {
-        if flags.denies_blocking() {
-            request.wait = Wait::No; // in MULTI and in scripts: a plain try
-        } else if ctx.connection().is_none_or(|connection| connection.has_subscriptions) {
-            return Err(CANNOT_BLOCK);
-        }
-    }
+    may_bind(ctx, flags, &mut request)?;
     if let Some(floor) = request.floor {
         let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(REENTERED)?;
         Shell::in_command(ctx, flags).perform_keyless(raised)?;
     }
-    let caller = Caller { blocked: blocking::next_number(), client: connection(ctx, target.flags) };
+    let caller = Caller { blocked: blocking::next_number(), client: connection(ctx, flags) };
     let answer = target
         .decide(ctx, |table, place| table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx)))??;
     match (answer, request.wait) {
@@ -205,6 +193,24 @@ fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Re
     } else {
         Err(WireError::fixed(ErrorCode::NoPerm, "this user may not use the channel given to CHANNEL"))
     }
+}
+
+/// What ties a request to its connection needs one that can bear it.
+fn may_bind(ctx: &Ctx<'_>, flags: ContextFlags, request: &mut Acquire<'_>) -> Result<(), WireError> {
+    if request.session.is_some() && (flags.in_script() || ctx.connection().is_none()) {
+        return Err(WireError::fixed(
+            ErrorCode::Err,
+            "SESSION is not possible in a script: a script has no connection",
+        ));
+    }
+    if let Wait::Block(_) = request.wait {
+        if flags.denies_blocking() {
+            request.wait = Wait::No; // in MULTI and in scripts: a plain try
+        } else if ctx.connection().is_none_or(|connection| connection.has_subscriptions) {
+            return Err(CANNOT_BLOCK);
+        }
+    }
+    Ok(())
 }
 
 /// The connection that asks; a script is none.

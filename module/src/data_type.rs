@@ -2,7 +2,7 @@
 
 use crate::ffi;
 use crate::ffi::ctx::{Ctx, LogLevel, log_without_ctx};
-use crate::ffi::data_type::{AuxPlace, Handle};
+use crate::ffi::data_type::Handle;
 use crate::ffi::key::{Key, Mode};
 use crate::ffi::rdb_io::{Digest, RdbReader, RdbWriter};
 use crate::ffi::replicate::AofWriter;
@@ -22,9 +22,9 @@ const ENCODING_VERSION: i32 = 1;
 const VALUE_BYTES_MAX: usize = 256 << 20;
 const COUNTER_BYTES_MAX: usize = 1024;
 
-/// Registers the type. The counter is saved before the keys, so that it is there whatever comes after.
+/// Registers the type.
 pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
-    ffi::data_type::register(ctx, ENCODING_VERSION, &[AuxPlace::BeforeKeys])
+    ffi::data_type::register(ctx, ENCODING_VERSION)
 }
 
 /// A value from a snapshot, or from a user's RESTORE: then nothing in it may be believed.
@@ -83,7 +83,7 @@ pub(crate) fn aof_rewrite(writer: &mut AofWriter<'_>, key: ServerStr<'_>, handle
         for hold in lock.holds() {
             bytes.clear();
             wire::change::encode(&Change::Grant(hold.to_grant()), state::boot(), &mut bytes);
-            writer.emit(APPLY, None, &[&bytes, key.bytes()]);
+            writer.emit(APPLY, &bytes, key);
         }
         Some(())
     });
@@ -151,7 +151,7 @@ pub(crate) fn was_unlinked_in_this_command() -> bool {
 }
 
 /// Writes the counter and its mark to a snapshot.
-pub(crate) fn aux_save(writer: &mut RdbWriter<'_>, _place: AuxPlace) {
+pub(crate) fn aux_save(writer: &mut RdbWriter<'_>) {
     let mut bytes = Vec::new();
     with_table(|table| {
         if !table.counter().is_used() {
@@ -166,7 +166,7 @@ pub(crate) fn aux_save(writer: &mut RdbWriter<'_>, _place: AuxPlace) {
 }
 
 /// Reads the counter of a snapshot. It only ever raises.
-pub(crate) fn aux_load(reader: &mut RdbReader<'_>, encoding_version: i32, _place: AuxPlace) -> bool {
+pub(crate) fn aux_load(reader: &mut RdbReader<'_>, encoding_version: i32) -> bool {
     if encoding_version > ENCODING_VERSION {
         log_without_ctx(LogLevel::Warning, "the snapshot's token counter is from a newer version of this module");
         return false;

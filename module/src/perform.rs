@@ -1,7 +1,7 @@
 //! Performing a decision: the only place that changes keys, replicates, publishes, and answers waiting clients.
 
 use crate::config;
-use crate::ffi::ctx::{ContextFlags, Ctx};
+use crate::ffi::ctx::{ContextFlags, Ctx, LogLevel};
 use crate::ffi::key::Key;
 use crate::ffi::main_thread::MainThread;
 use crate::ffi::pubsub::ChannelKind;
@@ -55,12 +55,17 @@ impl<'a> Shell<'a> {
     /// Performs a decision about the key `name`, which is open, and gives the answer back.
     pub(crate) fn perform<T>(&self, mut key: Key<'_>, name: ServerStr<'_>, decision: Decision<T>) -> T {
         let Decision { answer, lock, key: action, effects } = decision;
-        match (action, lock) {
-            (KeyAction::Bind, Some(lock)) => drop(key.set(state::handle_of(lock))),
-            (KeyAction::Unbind, _) => drop(key.delete()),
-            (KeyAction::Keep | KeyAction::Bind, _) => {}
-        }
+        let done = match (action, lock) {
+            (KeyAction::Bind, Some(lock)) => key.set(state::handle_of(lock)),
+            (KeyAction::Unbind, _) => key.delete(),
+            (KeyAction::Keep, _) => true,
+            (KeyAction::Bind, None) => false,
+        };
         drop(key); // closed: what follows may run other modules' code
+        if !done {
+            debug_assert!(false, "a decision changes a key that was opened to read, or binds no lock");
+            self.ctx.log(LogLevel::Warning, "a key could not be changed as decided");
+        }
         let mut changed = action != KeyAction::Keep;
         for effect in &effects {
             changed |= matches!(effect, Effect::Change(change) if !matches!(change, Change::Mark(_)));
@@ -122,10 +127,7 @@ impl<'a> Shell<'a> {
         }
         with_buffer(|buffer| {
             wire::change::encode(change, state::boot(), buffer);
-            match name {
-                Some(name) => self.ctx.replicate(APPLY, None, &[buffer, name.bytes()]),
-                None => self.ctx.replicate(APPLY, None, &[buffer]),
-            };
+            self.ctx.replicate(APPLY, buffer, name);
         });
     }
 

@@ -1,6 +1,6 @@
 //! Whether anybody can receive what is replicated.
 //!
-//! Handing an effect to the server costs it three strings and a look-up, a quarter of a whole command, also where it then finds that
+//! Handing an effect to the server costs it two strings and a look-up, about a quarter of a whole command, also where it then finds that
 //! nobody listens: no replica, no backlog that a replica could resume from, no append-only file, no slot on its way to another
 //! server. On such a server effects are not handed over.
 //!
@@ -13,8 +13,8 @@
 //!   not "nobody".)
 //! * It ends with a change of role, and an append-only file that is on ends it too, asked at each command.
 //!
-//! The server counts changes to know when to make a snapshot (`save 300 100`); what is kept back counts as one change per turn of the
-//! event loop.
+//! The server counts changes to know when to make a snapshot (`save 300 100`); what is kept back counts as one change per tick of the
+//! server's cron, ten a second by default.
 //!
 //! `docs/decisions/0003-effects-without-listeners.md` has the argument and the measurements.
 
@@ -31,7 +31,7 @@ static LOOKED_AT_US: AtomicU64 = AtomicU64::new(0);
 /// Something was kept back in this turn.
 static KEPT_BACK: AtomicBool = AtomicBool::new(false);
 
-/// Must the effects of a command be handed to the server? If not, the turn of the event loop ends with one effect all the same
+/// Must the effects of a command be handed to the server? If not, one effect follows all the same, with the next tick of its cron
 /// ([`take_kept_back`]).
 pub(crate) fn is_needed(flags: ContextFlags) -> bool {
     let needed = !NOBODY_LISTENS.load(Ordering::Relaxed) || flags.has_aof();

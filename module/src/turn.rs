@@ -72,8 +72,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
     };
     let (mark, look) = AGENDA.with(|agenda| (agenda.mark, std::mem::take(&mut agenda.look))).unwrap_or_default();
     let fired = timer_fd::take_fired();
-    let kept_back = propagation::take_kept_back();
-    if !(is_new || mark || look || fired || kept_back || next == Some(Time::ZERO)) {
+    if !(is_new || mark || look || fired || next == Some(Time::ZERO)) {
         arm(next);
         return;
     }
@@ -91,7 +90,10 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         if let Some(mark) = with_table(|table| table.announce_mark()) {
             Shell::in_turn(ctx).announce_mark(mark);
         }
-    } else if kept_back && let Some(mark) = with_table(|table| table.counter().mark()) {
+    } else if look
+        && propagation::take_kept_back()
+        && let Some(mark) = with_table(|table| table.counter().mark())
+    {
         Shell::in_turn(ctx).announce_mark(mark);
     }
     perform_due(ctx);

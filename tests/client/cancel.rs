@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture;
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flock_client::{AcquireError, Flock};
 use flock_tests::on_own_servers;
@@ -11,7 +11,8 @@ use flock_tests::server::Builder;
 use tokio::time::{sleep, timeout};
 
 use crate::scene::{
-    SOON, connect, held, held_and_waiting, ms, on, quick, runtime, wait_until_nothing_is_left, wait_until_waiting,
+    SOON, assert_kept, connect, held, held_and_waiting, ms, on, quick, runtime, wait_until_nothing_is_left,
+    wait_until_waiting,
 };
 
 on_own_servers![
@@ -134,9 +135,10 @@ fn last_guard_keeps_the_client_alive(builder: Builder) {
     on(&builder, async |server, _| {
         let flock = quick(server.addr()).connect().await.unwrap();
         let guard = flock.lock("k").lease(ms(1000)).await.unwrap();
+        let began = Instant::now();
         drop(flock);
         sleep(ms(2500)).await;
-        assert!(guard.is_valid());
+        assert_kept(&server, &guard, began, ms(1000));
         drop(guard);
         wait_until_nothing_is_left(&server, SOON);
     });

@@ -2,14 +2,14 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
 
 use flock_client::{Builder, Flock, Guard};
 use flock_tests::args;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{self, Server};
-use flock_tests::wait::wait_until;
+use flock_tests::wait::{let_pass, wait_until};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -20,6 +20,47 @@ pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// How late a thread that only sleeps 2 ms at a time woke up, and when. A machine with more to do than it can stops everybody for a
+/// while, the client's thread too: a bound on time then says nothing about the client.
+static STALLS: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
+
+pub(crate) fn watch_the_machine() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                let began = Instant::now();
+                let_pass(ms(2));
+                let late = began.elapsed().saturating_sub(ms(2));
+                if late > ms(5) {
+                    STALLS.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), late));
+                }
+            }
+        });
+    });
+}
+
+/// The longest stall since then.
+pub(crate) fn stalled_since(began: Instant) -> Duration {
+    let stalls = STALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    stalls.iter().rev().take_while(|(at, _)| *at >= began).map(|(_, late)| *late).max().unwrap_or_default()
+}
+
+/// Wants `elapsed`, of what began then, below `bound`; more if the machine stalled: several threads have their part in everything.
+#[track_caller]
+pub(crate) fn assert_in_time(began: Instant, elapsed: Duration, bound: Duration) {
+    let stalled = stalled_since(began);
+    assert!(elapsed < bound + 20 * stalled, "{elapsed:?}, and the longest stall was {stalled:?}");
+}
+
+/// Wants the hold kept, unless the machine stalled for so long that it could not be.
+#[track_caller]
+pub(crate) fn assert_kept(server: &Server, guard: &Guard, began: Instant, lease: Duration) {
+    let kept = guard.is_valid() && is_current(server, guard);
+    let stalled = stalled_since(began);
+    assert!(kept || stalled > lease / 10, "a hold was lost, and the longest stall was {stalled:?}");
 }
 
 /// A runtime as users have it.
@@ -40,6 +81,7 @@ pub(crate) fn on<F: Future<Output = ()>>(builder: &server::Builder, test: impl F
 /// Runs a test that makes its servers and clients by itself.
 #[track_caller]
 pub(crate) fn within_bounds(test: impl Future<Output = ()>) {
+    watch_the_machine();
     let runtime = runtime();
     let done = runtime.block_on(async { timeout(TEST_WITHIN, test).await });
     runtime.shutdown_background();

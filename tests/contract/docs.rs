@@ -111,8 +111,21 @@ fn calls_of_client_libraries_are_accepted(builder: Builder) {
 }
 
 #[test]
+fn rust_is_that_of_the_crates_first_page() {
+    // The first page of the client's documentation is compiled as a test of the client; what the pages show is taken from there.
+    let source =
+        std::fs::read_to_string(page::root().join("client/src/lib.rs")).expect("the client's first page is readable");
+    let compiled: Vec<&str> = source.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
+    let blocks = blocks_of_kind("rust");
+    assert!(!blocks.is_empty(), "README.md shows how to use the client");
+    for line in blocks.iter().flat_map(|block| &block.lines) {
+        assert!(compiled.contains(&line.trim()), "client/src/lib.rs does not have this line: {line}");
+    }
+}
+
+#[test]
 fn every_block_is_of_a_known_kind() {
-    let known = ["console", "sh", "conf", "python", "js", "go", "sql", "text"];
+    let known = ["console", "sh", "conf", "python", "js", "go", "rust", "sql", "text"];
     for block in Page::all().iter().flat_map(Page::blocks) {
         assert!(
             known.contains(&block.kind.as_str()),

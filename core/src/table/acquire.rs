@@ -1,7 +1,7 @@
 //! ACQUIRE: granted, queued, or neither.
 
 use super::{Audience, Caller, LockId, Place, Step, Table};
-use crate::effect::{Decision, Effect, Effects, KeyAction, Notice, WaitOutcome};
+use crate::effect::{Channel, Decision, Effect, Effects, Notice, WaitOutcome};
 use crate::lock::{Change, Grant, Id, Mode, Owner, Terms};
 use crate::refusal::{EndReason, Refusal};
 use crate::request::{Acquire, Wait};
@@ -37,7 +37,7 @@ impl Table {
         {
             effects.push(Effect::Change(Change::Mark(mark)));
         }
-        Decision { answer, lock: None, key: KeyAction::Keep, effects }
+        Decision::keyless(answer, effects)
     }
 
     /// Grants the lock to `request.owner`, or lets it wait if it asked to.
@@ -56,7 +56,7 @@ impl Table {
         audience: &mut dyn Audience,
     ) -> Decision<Result<Acquired, Refusal>> {
         let mut step = self.begin(now, place, audience);
-        let answer = self.decide_acquire(now, &mut step, place, request, caller, audience);
+        let answer = self.decide_acquire(Asked { now, place, request, caller }, &mut step, audience);
         match answer {
             Err(_) => self.stats.refused += 1,
             Ok(Acquired::Busy) => self.stats.busy += 1,
@@ -67,18 +67,16 @@ impl Table {
 
     fn decide_acquire(
         &mut self,
-        now: Time,
+        asked: Asked<'_>,
         step: &mut Step,
-        place: Place<'_>,
-        request: &Acquire<'_>,
-        caller: Caller,
         audience: &mut dyn Audience,
     ) -> Result<Acquired, Refusal> {
+        let Asked { now, place, request, .. } = asked;
         let lock = step.lock.and_then(|lock| self.lock(lock));
         if let (Some(id), Some(token)) =
             (step.lock, lock.and_then(|lock| lock.held_by(request.owner)).map(|hold| hold.token))
         {
-            return self.acquire_again(now, id, token, request, caller, audience, &mut step.effects);
+            return self.acquire_again(asked, id, token, audience, &mut step.effects);
         }
         if request.convert.is_some() {
             return Err(Refusal::NotHeld);
@@ -89,17 +87,17 @@ impl Table {
         {
             let same_turn = self.queues.get(waiter).is_some_and(|waiter| waiter.mode == request.mode);
             if same_turn {
-                return Ok(self.wait_again(now, lock, waiter, request, caller, audience, &mut step.effects));
+                return Ok(self.wait_again(asked, lock, waiter, audience, &mut step.effects));
             }
             // In another mode the turn is lost: the request starts anew at the end.
             if let Some(old) = self.take_waiter(waiter) {
                 let listens = matches!(request.wait, Wait::Queue(_));
-                let kept = request.channel.filter(|_| listens).map(crate::effect::Channel::new);
+                let kept = request.channel.filter(|_| listens).map(Channel::new);
                 self.supersede(place, &old, kept.as_ref(), &mut step.effects);
             }
             self.serve(now, lock, None, audience, &mut step.effects);
         }
-        let answer = self.acquire_anew(now, step, place, request, caller)?;
+        let answer = self.acquire_anew(asked, step)?;
         match (answer, step.lock) {
             // Whoever just came hears; those ahead may all be deaf.
             (Acquired::Queued { waiter, .. }, Some(lock)) => {
@@ -110,14 +108,8 @@ impl Table {
     }
 
     /// The owner neither holds the lock nor waits for it.
-    fn acquire_anew(
-        &mut self,
-        now: Time,
-        step: &mut Step,
-        place: Place<'_>,
-        request: &Acquire<'_>,
-        caller: Caller,
-    ) -> Result<Acquired, Refusal> {
+    fn acquire_anew(&mut self, asked: Asked<'_>, step: &mut Step) -> Result<Acquired, Refusal> {
+        let Asked { now, place, request, caller } = asked;
         if !self.counter.is_seeded() {
             return Err(Refusal::NotReady);
         }
@@ -132,20 +124,14 @@ impl Table {
         if admitted && !self.in_grace(now) {
             let lock = step.lock.or_else(|| self.new_entry(place.name())).ok_or(Refusal::NotReady)?;
             step.lock = Some(lock);
-            let terms = terms_of(request);
-            let token = self.grant(
-                now,
-                lock,
-                Ask {
-                    owner: Owner::new(request.owner),
-                    mode: request.mode,
-                    lease: request.lease,
-                    terms,
-                    client: caller.client,
-                },
-                &mut step.effects,
-            )?;
-            return Ok(Acquired::Granted(token));
+            let ask = Ask {
+                owner: Owner::new(request.owner),
+                mode: request.mode,
+                lease: request.lease,
+                terms: terms_of(request),
+                client: caller.client,
+            };
+            return self.grant(now, lock, ask, &mut step.effects).map(Acquired::Granted);
         }
         match waiter_of(now, request, caller) {
             None => Ok(Acquired::Busy),
@@ -171,20 +157,18 @@ impl Table {
     }
 
     /// The owner waits already and asks again in the same mode: it keeps its place with the new request's conditions.
-    #[expect(clippy::too_many_arguments, reason = "a verb's context: time, place, request, caller, audience, effects")]
     fn wait_again(
         &mut self,
-        now: Time,
+        asked: Asked<'_>,
         lock: LockId,
         waiter: WaiterId,
-        request: &Acquire<'_>,
-        caller: Caller,
         audience: &mut dyn Audience,
         effects: &mut Effects,
     ) -> Acquired {
+        let Asked { now, request, caller, .. } = asked;
         if let Some(renewed) = waiter_of(now, request, caller) {
             let (ear, client) = (renewed.ear, renewed.client);
-            let channel = crate::effect::Channel::new(renewed.channel());
+            let channel = Channel::new(renewed.channel());
             if let Some(old) = self.queues.replace(waiter, renewed) {
                 if let Some(client) = old.client {
                     self.sessions.remove_waiter(client, waiter);
@@ -223,20 +207,14 @@ impl Table {
     }
 
     /// Tells the older of two waiting requests of one owner that it has ended; not on the channel where the newer one listens.
-    fn supersede(
-        &mut self,
-        place: Place<'_>,
-        old: &Waiter,
-        kept: Option<&crate::effect::Channel>,
-        effects: &mut Effects,
-    ) {
+    fn supersede(&mut self, place: Place<'_>, old: &Waiter, kept: Option<&Channel>, effects: &mut Effects) {
         match old.ear {
             Ear::Blocked(blocked) => {
                 self.stats.wait_ended += 1;
                 effects.push(Effect::Finish { blocked, outcome: WaitOutcome::Ended(EndReason::Superseded) });
             }
             Ear::Channel => {
-                let channel = crate::effect::Channel::new(old.channel());
+                let channel = Channel::new(old.channel());
                 if kept != Some(&channel) {
                     self.stats.wait_ended += 1;
                     effects.push(Effect::Tell {
@@ -251,17 +229,15 @@ impl Table {
     }
 
     /// The owner holds the lock and asks again.
-    #[expect(clippy::too_many_arguments, reason = "a verb's context: time, place, request, caller, audience, effects")]
     fn acquire_again(
         &mut self,
-        now: Time,
+        asked: Asked<'_>,
         lock: LockId,
         token: Token,
-        request: &Acquire<'_>,
-        caller: Caller,
         audience: &mut dyn Audience,
         effects: &mut Effects,
     ) -> Result<Acquired, Refusal> {
+        let Asked { now, request, caller, .. } = asked;
         if request.new {
             return Err(Refusal::AlreadyHeld);
         }
@@ -410,6 +386,15 @@ impl Table {
         }
         Some(taken)
     }
+}
+
+/// An ACQUIRE at work: the request, and what it came with.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    now: Time,
+    place: Place<'a>,
+    request: &'a Acquire<'a>,
+    caller: Caller,
 }
 
 /// What is to be granted, and to whom.

@@ -2,12 +2,13 @@
 
 use super::{Audience, LockId, Place, Table};
 use crate::effect::{Channel, Decision, Effect, Effects, KeyAction, Notice, WaitOutcome};
-use crate::lock::Change;
+use crate::lock::{Change, Lock};
 use crate::name::Name;
 use crate::refusal::LossReason;
 use crate::time::Time;
 use crate::token::Token;
 use crate::wait_queue::{Ear, Waiter, WaiterId};
+use alloc::vec::Vec;
 
 /// Something noted, to be performed when the shell may act.
 #[derive(Clone, Debug)]
@@ -90,7 +91,7 @@ impl Table {
             Pending::Say(effect) => {
                 let mut effects = self.effects();
                 effects.push(effect);
-                Some(Due::Done(Decision { answer: (), lock: None, key: KeyAction::Keep, effects }))
+                Some(Due::Done(Decision::keyless((), effects)))
             }
         }
     }
@@ -134,7 +135,7 @@ impl Table {
                 return None;
             }
             let lock = LockId::from_slot(slot)?;
-            match self.lock(lock).map(super::Lock::next_deadline) {
+            match self.lock(lock).map(Lock::next_deadline) {
                 Some(Time::NEVER) | None => self.deadlines.remove(slot),
                 Some(deadline) if deadline > now => self.deadlines.postpone(slot, deadline),
                 Some(_) => return self.name(lock).cloned().map(|name| (lock, name)),
@@ -162,7 +163,7 @@ impl Table {
         if let Some((name, taken)) = self.leave(waiter) {
             self.say_timed_out(&name, &taken, &mut effects);
         }
-        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+        Decision::keyless((), effects)
     }
 
     pub(super) fn say_timed_out(&mut self, name: &Name, waiter: &Waiter, effects: &mut Effects) {
@@ -183,8 +184,7 @@ impl Table {
 
     fn end_grace(&mut self) {
         self.grace_until = None;
-        let names: alloc::vec::Vec<Name> =
-            self.queues.all().filter_map(|queue| self.queues.name(queue).cloned()).collect();
+        let names: Vec<Name> = self.queues.all().filter_map(|queue| self.queues.name(queue).cloned()).collect();
         self.pending.extend(names.into_iter().map(Pending::Look));
     }
 }

@@ -1,6 +1,6 @@
 //! Replicas and loading: they apply what was decided elsewhere.
 
-use super::{LockId, Place, Step, Table};
+use super::{LockId, Place, Table};
 use crate::effect::Decision;
 use crate::lock::{Change, Start};
 use crate::name::Name;
@@ -18,12 +18,7 @@ pub struct Incredible {
 impl Table {
     /// Applies a change from the replication stream or the log. Decides nothing, expires nothing, serves nobody.
     pub fn apply(&mut self, place: Place<'_>, change: &Change, start: Start) -> Decision<()> {
-        let mut step = Step {
-            lock: place.lock,
-            bound: place.lock.is_some(),
-            was_held: place.lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free()),
-            effects: self.effects(),
-        };
+        let mut step = self.step(place);
         match change {
             Change::Grant(grant) => {
                 self.counter.saw(grant.token.get());

@@ -34,7 +34,7 @@ pub use session::ClientId;
 
 use crate::deadlines::Deadlines;
 use crate::effect::{Decision, Effect, Effects, Ended, KeyAction, Notice};
-use crate::lock::{Change, Hold, Lock, Start};
+use crate::lock::{Change, Hold, Lock, Mode, Start};
 use crate::name::Name;
 use crate::paged::Slab;
 use crate::refusal::LossReason;
@@ -42,7 +42,7 @@ use crate::request::Limits;
 use crate::stats::Stats;
 use crate::time::Time;
 use crate::token::{Token, TokenCounter};
-use crate::wait_queue::Queues;
+use crate::wait_queue::{Ear, Queues};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -254,8 +254,7 @@ impl Table {
         let Some(entry) = self.locks.get(lock.slot()) else {
             return 0;
         };
-        let deadline = 12;
-        size_of::<Entry>() + deadline + entry.name.heap_bytes() + entry.lock.heap_bytes()
+        size_of::<Entry>() + crate::deadlines::ENTRY_BYTES + entry.name.heap_bytes() + entry.lock.heap_bytes()
     }
 
     /// Bytes that the table itself has allocated, about (what single locks allocate beside it is in [`Table::memory_of`]).
@@ -285,14 +284,19 @@ impl Table {
         self.locks.insert(Entry { name, lock: Lock::default() }).and_then(LockId::from_slot)
     }
 
-    /// Starts a verb: looks up the place and performs what is due there.
-    fn begin(&mut self, now: Time, place: Place<'_>, audience: &mut dyn Audience) -> Step {
-        let mut step = Step {
+    /// The place as it was found.
+    fn step(&mut self, place: Place<'_>) -> Step {
+        Step {
             lock: place.lock,
             bound: place.lock.is_some(),
             was_held: place.lock.and_then(|lock| self.lock(lock)).is_some_and(|lock| !lock.is_free()),
             effects: self.effects(),
-        };
+        }
+    }
+
+    /// Starts a verb: looks up the place and performs what is due there.
+    fn begin(&mut self, now: Time, place: Place<'_>, audience: &mut dyn Audience) -> Step {
+        let mut step = self.step(place);
         self.put_back(now, place, &mut step);
         // Somebody waits under this name though no lock was held here: the queue goes before any newcomer.
         if let Some(queue) = self.queues.of_name(place.db, place.key) {
@@ -410,9 +414,8 @@ impl Table {
         }
     }
 
-    /// Asserts what must hold in every single state (S1, S7, S8, L1 and the agreement of the indexes). For tests: O(n).
-    ///
-    /// `settled`: nothing is pending, so that L1 must hold too.
+    /// Asserts what one state shows of the invariants (S1, half of S2, and L1 where nothing is pending), and that the indexes agree.
+    /// For tests: O(n).
     ///
     /// # Panics
     /// If an invariant is broken.
@@ -423,10 +426,7 @@ impl Table {
             let lock = &entry.lock;
             held += usize::from(!lock.is_free());
             if lock.len() > 1 {
-                assert!(
-                    lock.holds().all(|hold| hold.mode == crate::lock::Mode::Shared),
-                    "S1: exclusive beside another hold"
-                );
+                assert!(lock.holds().all(|hold| hold.mode == Mode::Shared), "S1: exclusive beside another hold");
             }
             for hold in lock.holds() {
                 assert!(hold.token.get() <= self.counter.value(), "S2: a token above the counter");
@@ -442,9 +442,7 @@ impl Table {
                 assert!(!lock.is_free(), "a queue is attached to held locks only");
                 let head = self.queues.head(queue).and_then(|head| self.queues.get(head));
                 let grantable = head.is_some_and(|head| {
-                    head.ear != crate::wait_queue::Ear::Channel
-                        && head.deadline > now
-                        && lock.admits(head.mode, head.limit)
+                    head.ear != Ear::Channel && head.deadline > now && lock.admits(head.mode, head.limit)
                 });
                 assert!(
                     !grantable || !self.pending.is_empty() || self.grace_until.is_some(),

@@ -6,8 +6,8 @@
 use super::due::{Pending, push_outcome};
 use super::put_back::JustRemoved;
 use super::{ClientId, LockId, Table};
-use crate::effect::{Decision, Effect, Effects, KeyAction, WaitOutcome};
-use crate::lock::Change;
+use crate::effect::{Decision, Effect, Effects, WaitOutcome};
+use crate::lock::{Change, Lock, Start};
 use crate::name::Name;
 use crate::refusal::{EndReason, LossReason};
 use crate::time::{Millis, Time};
@@ -22,7 +22,7 @@ impl Table {
     pub fn removed(&mut self, lock: LockId, reason: LossReason, speak: bool) {
         // First: also where an ended value goes, an earlier removal of the same key was somebody's decision.
         self.settle_removed();
-        if self.lock(lock).is_none_or(crate::lock::Lock::is_free) {
+        if self.lock(lock).is_none_or(Lock::is_free) {
             return;
         }
         if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
@@ -35,7 +35,7 @@ impl Table {
             }
         }
         self.stats.removed += self.lock(lock).map_or(0, |lock| lock.len() as u64);
-        self.change(lock, &Change::End { token: None }, crate::lock::Start::AfterLoading);
+        self.change(lock, &Change::End { token: None }, Start::AfterLoading);
         if let Some(name) = self.queues.detach(lock) {
             self.pending.push_back(Pending::Look(name));
         }
@@ -69,7 +69,7 @@ impl Table {
         }
         self.settle_removed();
         self.give_up_putting_back(in_db);
-        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+        Decision::keyless((), effects)
     }
 
     /// Two databases have changed places: the locks went with the data, the waiters wait for the same names as before.
@@ -128,7 +128,7 @@ impl Table {
     pub fn dismiss(&mut self, queue: QueueId, reason: EndReason) -> Decision<()> {
         let mut effects = self.effects();
         self.dismiss_queue(queue, reason, &mut effects);
-        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+        Decision::keyless((), effects)
     }
 
     /// Ends every wait on this server.
@@ -138,7 +138,7 @@ impl Table {
         for queue in queues {
             self.dismiss_queue(queue, reason, &mut effects);
         }
-        Decision { answer: (), lock: None, key: KeyAction::Keep, effects }
+        Decision::keyless((), effects)
     }
 
     fn dismiss_queue(&mut self, queue: QueueId, reason: EndReason, effects: &mut Effects) {

@@ -3,6 +3,7 @@
 //! A number is written in one way only, the way the server itself reads integers: no sign but a minus, no leading zero, no space,
 //! no exponent. So two texts of one value are equal byte for byte.
 
+use crate::time::Millis;
 use crate::token::Token;
 use crate::wire::Corrupt;
 use alloc::vec::Vec;
@@ -115,7 +116,7 @@ impl<'a> Words<'a> {
     }
 
     /// The next word, a duration in milliseconds.
-    pub(crate) fn millis(&mut self) -> Result<crate::time::Millis, Corrupt> {
+    pub(crate) fn millis(&mut self) -> Result<Millis, Corrupt> {
         let word = self.word()?;
         millis(word)
     }
@@ -156,9 +157,9 @@ pub(crate) fn number(word: &[u8], max: u64) -> Result<u64, Corrupt> {
     if number <= max { Ok(number) } else { Err(Corrupt::new("a number is out of range")) }
 }
 
-pub(crate) fn millis(word: &[u8]) -> Result<crate::time::Millis, Corrupt> {
+pub(crate) fn millis(word: &[u8]) -> Result<Millis, Corrupt> {
     let ms = number(word, u64::from(u32::MAX))?;
-    Ok(crate::time::Millis(u32::try_from(ms).unwrap_or(u32::MAX)))
+    Ok(Millis(u32::try_from(ms).unwrap_or(u32::MAX)))
 }
 
 pub(crate) fn token(word: &[u8]) -> Result<Token, Corrupt> {

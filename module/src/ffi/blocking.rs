@@ -7,8 +7,7 @@
 //!
 //! The callbacks of one waiter, all on the main thread: `on_timeout` (CLIENT UNBLOCK TIMEOUT) or `on_disconnect` (the
 //! connection is gone, or CLIENT UNBLOCK ERROR, or a demotion), each while the module still holds the handle or just
-//! after it gave it back; then, once it was unblocked, `on_reply` if the client is still there; last `on_free`, always,
-//! with what became of the client.
+//! after it gave it back; then, once it was unblocked, `on_reply` if the client is still there; last `on_free`, always.
 
 use std::ffi::{c_int, c_void};
 use std::num::NonZeroU64;
@@ -128,13 +127,10 @@ extern "C" fn on_disconnect(_ctx: *mut raw::RedisModuleCtx, client: *mut raw::Re
     });
 }
 
-extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
-    let disconnected = server_fn!(RedisModule_BlockedClientDisconnected);
-    // SAFETY: reads a flag of the live context; its client, which may be null here, is not touched.
-    let disconnected = unsafe { disconnected(ctx) } != 0;
+extern "C" fn on_free(_ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
     barrier(Callback::FreeWaiter, (), || {
         if let Some(waiter) = to_waiter(data) {
-            crate::blocking::on_free(waiter, disconnected);
+            crate::blocking::on_free(waiter);
         }
     });
 }

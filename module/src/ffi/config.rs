@@ -8,7 +8,6 @@ use valkey_module::raw;
 use super::api::{ERR, OK, server_fn};
 use super::barrier::{Callback, barrier};
 use super::ctx::Ctx;
-use super::string::ServerString;
 
 /// An integer setting. The server checks the range.
 pub(crate) struct IntConfig {
@@ -17,24 +16,19 @@ pub(crate) struct IntConfig {
     pub(crate) default: i64,
     pub(crate) min: i64,
     pub(crate) max: i64,
-    pub(crate) immutable: bool,
-    pub(crate) value: AtomicI64,
-    /// Why a value in range is refused all the same, if it is.
-    pub(crate) refusal: Option<fn(i64) -> Option<&'static str>>,
+    value: AtomicI64,
 }
 
 /// A yes-or-no setting.
 pub(crate) struct BoolConfig {
     pub(crate) name: &'static CStr,
     pub(crate) default: bool,
-    pub(crate) immutable: bool,
-    pub(crate) value: AtomicBool,
-    pub(crate) refusal: Option<fn(bool) -> Option<&'static str>>,
+    value: AtomicBool,
 }
 
 impl IntConfig {
     pub(crate) const fn new(name: &'static CStr, default: i64, min: i64, max: i64) -> Self {
-        Self { name, default, min, max, immutable: false, value: AtomicI64::new(default), refusal: None }
+        Self { name, default, min, max, value: AtomicI64::new(default) }
     }
 
     pub(crate) fn get(&self) -> i64 {
@@ -54,7 +48,7 @@ impl IntConfig {
                 ctx.as_ptr(),
                 self.name.as_ptr(),
                 default,
-                flags(self.immutable),
+                raw::REDISMODULE_CONFIG_DEFAULT,
                 self.min,
                 self.max,
                 Some(get_int),
@@ -69,7 +63,7 @@ impl IntConfig {
 
 impl BoolConfig {
     pub(crate) const fn new(name: &'static CStr, default: bool) -> Self {
-        Self { name, default, immutable: false, value: AtomicBool::new(default), refusal: None }
+        Self { name, default, value: AtomicBool::new(default) }
     }
 
     pub(crate) fn get(&self) -> bool {
@@ -85,7 +79,7 @@ impl BoolConfig {
                 ctx.as_ptr(),
                 self.name.as_ptr(),
                 c_int::from(default),
-                flags(self.immutable),
+                raw::REDISMODULE_CONFIG_DEFAULT,
                 Some(get_bool),
                 Some(set_bool),
                 None,
@@ -109,21 +103,8 @@ pub(crate) fn load_values(ctx: &Ctx<'_>) -> Result<(), String> {
     }
 }
 
-fn flags(immutable: bool) -> u32 {
-    if immutable { raw::REDISMODULE_CONFIG_IMMUTABLE } else { raw::REDISMODULE_CONFIG_DEFAULT }
-}
-
 fn registered(status: c_int, name: &CStr) -> Result<(), String> {
     if status == OK { Ok(()) } else { Err(format!("the server refuses the setting {name:?}")) }
-}
-
-/// Hands the reason of a refusal to the server.
-fn refuse(reason: &str, error: *mut *mut raw::RedisModuleString) -> c_int {
-    if !error.is_null() {
-        // SAFETY: the server's place for the reason; it frees the string.
-        unsafe { *error = ServerString::new(reason.as_bytes()).into_raw() };
-    }
-    ERR
 }
 
 extern "C" fn get_int(_name: *const c_char, data: *mut c_void) -> c_longlong {
@@ -137,20 +118,15 @@ extern "C" fn set_int(
     _name: *const c_char,
     value: c_longlong,
     data: *mut c_void,
-    error: *mut *mut raw::RedisModuleString,
+    _error: *mut *mut raw::RedisModuleString,
 ) -> c_int {
     barrier(Callback::Config, ERR, || {
         // SAFETY: the data of this callback is a static `IntConfig`.
         let Some(config) = (unsafe { data.cast::<IntConfig>().as_ref() }) else {
             return ERR;
         };
-        match config.refusal.and_then(|refusal| refusal(value)) {
-            Some(reason) => refuse(reason, error),
-            None => {
-                config.value.store(value, Ordering::Relaxed);
-                OK
-            }
-        }
+        config.value.store(value, Ordering::Relaxed);
+        OK
     })
 }
 
@@ -166,19 +142,14 @@ extern "C" fn set_bool(
     _name: *const c_char,
     value: c_int,
     data: *mut c_void,
-    error: *mut *mut raw::RedisModuleString,
+    _error: *mut *mut raw::RedisModuleString,
 ) -> c_int {
     barrier(Callback::Config, ERR, || {
         // SAFETY: the data of this callback is a static `BoolConfig`.
         let Some(config) = (unsafe { data.cast::<BoolConfig>().as_ref() }) else {
             return ERR;
         };
-        match config.refusal.and_then(|refusal| refusal(value != 0)) {
-            Some(reason) => refuse(reason, error),
-            None => {
-                config.value.store(value != 0, Ordering::Relaxed);
-                OK
-            }
-        }
+        config.value.store(value != 0, Ordering::Relaxed);
+        OK
     })
 }

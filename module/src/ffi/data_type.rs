@@ -37,21 +37,8 @@ impl Handle {
     }
 }
 
-/// Where data that is not under a key stands in a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AuxPlace {
-    BeforeKeys,
-    AfterKeys,
-}
-
-impl AuxPlace {
-    fn from_when(when: c_int) -> Self {
-        if when == BEFORE_KEYS { Self::BeforeKeys } else { Self::AfterKeys }
-    }
-}
-
+/// `REDISMODULE_AUX_BEFORE_RDB`: our data that is not under a key stands before the keys, so that it is there whatever comes after.
 const BEFORE_KEYS: c_int = 1;
-const AFTER_KEYS: c_int = 2;
 
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(ptr::null_mut());
 
@@ -61,16 +48,8 @@ pub(super) fn server_type() -> *mut raw::RedisModuleType {
 }
 
 /// Registers the type, with the version its snapshots carry, and the module's options. Once, while loading the module.
-/// `aux_places` says where `crate::data_type::aux_save` is asked for data.
-pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32, aux_places: &[AuxPlace]) -> Result<(), String> {
+pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32) -> Result<(), String> {
     set_options(ctx);
-    let aux_save_triggers = aux_places.iter().fold(0, |triggers, place| {
-        triggers
-            | match place {
-                AuxPlace::BeforeKeys => BEFORE_KEYS,
-                AuxPlace::AfterKeys => AFTER_KEYS,
-            }
-    });
     let mut methods = raw::RedisModuleTypeMethods {
         version: u64::from(raw::REDISMODULE_TYPE_METHOD_VERSION),
         rdb_load: Some(rdb_load),
@@ -81,7 +60,7 @@ pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32, aux_places: &[AuxPl
         free: Some(free),
         aux_load: Some(aux_load),
         aux_save: None, // aux_save2: a snapshot without our data loads on a server without us
-        aux_save_triggers,
+        aux_save_triggers: BEFORE_KEYS,
         free_effort: None, // superseded by free_effort2
         unlink: None,      // superseded by unlink2
         copy: None,        // a lock must not be cloned: the server refuses COPY
@@ -218,12 +197,12 @@ extern "C" fn unlink(key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) 
     });
 }
 
-extern "C" fn aux_save(io: *mut raw::RedisModuleIO, when: c_int) {
+extern "C" fn aux_save(io: *mut raw::RedisModuleIO, _when: c_int) {
     let complete = barrier(Callback::AuxSave, false, || {
         // SAFETY: the server's stream, live until we return.
         match unsafe { RdbWriter::from_raw(io) } {
             Some(mut writer) => {
-                crate::data_type::aux_save(&mut writer, AuxPlace::from_when(when));
+                crate::data_type::aux_save(&mut writer);
                 true
             }
             None => false,
@@ -232,13 +211,13 @@ extern "C" fn aux_save(io: *mut raw::RedisModuleIO, when: c_int) {
     fail_save_unless(complete);
 }
 
-extern "C" fn aux_load(io: *mut raw::RedisModuleIO, encoding_version: c_int, when: c_int) -> c_int {
+extern "C" fn aux_load(io: *mut raw::RedisModuleIO, encoding_version: c_int, _when: c_int) -> c_int {
     barrier(Callback::AuxLoad, ERR, || {
         // SAFETY: the server's stream, live until we return.
         let Some(mut reader) = (unsafe { RdbReader::from_raw(io) }) else {
             return ERR;
         };
-        let accepted = crate::data_type::aux_load(&mut reader, encoding_version, AuxPlace::from_when(when));
+        let accepted = crate::data_type::aux_load(&mut reader, encoding_version);
         if accepted { OK } else { ERR }
     })
 }

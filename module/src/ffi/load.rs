@@ -5,7 +5,6 @@
 
 use std::ffi::{CStr, c_int};
 
-use valkey_module::alloc::ValkeyAlloc;
 use valkey_module::raw;
 
 use super::api::{self, ERR, OK, server_fn};
@@ -18,7 +17,7 @@ use super::{main_thread, timer_fd};
 /// Memory comes from the server, so that it counts against `maxmemory` and shows in INFO. Tests run without a server.
 #[cfg(not(test))]
 #[global_allocator]
-static ALLOCATOR: ValkeyAlloc = ValkeyAlloc;
+static ALLOCATOR: valkey_module::alloc::ValkeyAlloc = valkey_module::alloc::ValkeyAlloc;
 
 const MODULE_NAME: &CStr = c"flock";
 /// Valkey 8.0.0, as the server numbers itself: 0x00MMmmpp.

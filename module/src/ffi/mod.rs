@@ -35,7 +35,7 @@
 //! crate::blocking::on_reply(&Ctx, NonZeroU64)             the client was unblocked and is there: reply
 //! crate::blocking::on_timeout(&Ctx, NonZeroU64)           CLIENT UNBLOCK TIMEOUT: reply, and unblock
 //! crate::blocking::on_disconnect(NonZeroU64)              gone, or CLIENT UNBLOCK ERROR, or demoted: unblock
-//! crate::blocking::on_free(NonZeroU64, bool)              the end; true: the client was gone
+//! crate::blocking::on_free(NonZeroU64)                    the end
 //! crate::server_events::on_event(&Ctx, Event)
 //! crate::server_events::on_evicted(&Ctx, ServerStr)
 //! crate::server_events::on_cluster_message(&Ctx, &[u8])
@@ -46,8 +46,8 @@
 //! crate::data_type::digest(&mut Digest, Handle)
 //! crate::data_type::unlinked(ServerStr, i32, Handle)
 //! crate::data_type::free_effort(Handle) -> usize
-//! crate::data_type::aux_save(&mut RdbWriter, AuxPlace)
-//! crate::data_type::aux_load(&mut RdbReader, i32, AuxPlace) -> bool
+//! crate::data_type::aux_save(&mut RdbWriter)
+//! crate::data_type::aux_load(&mut RdbReader, i32) -> bool
 //! crate::info::report(&mut InfoWriter)
 //! ```
 //!

@@ -29,7 +29,7 @@ impl<'a> RdbReader<'a> {
     pub(crate) fn load_bytes(&mut self, len_max: usize) -> Option<Vec<u8>> {
         let load_string_buffer = server_fn!(RedisModule_LoadStringBuffer);
         let mut length = 0;
-        // SAFETY: as in `load_unsigned`; the length goes to this stack.
+        // SAFETY: the callback is running; the length goes to this stack.
         let start = unsafe { load_string_buffer(self.io.as_ptr(), &raw mut length) };
         if start.is_null() {
             return None;
@@ -87,7 +87,7 @@ impl RdbWriter<'_> {
 
     pub(crate) fn save_bytes(&mut self, bytes: &[u8]) {
         let save_string_buffer = server_fn!(RedisModule_SaveStringBuffer);
-        // SAFETY: as above; the server copies `len` bytes.
+        // SAFETY: the callback is running; the server copies `len` bytes.
         unsafe { save_string_buffer(self.io.as_ptr(), bytes.as_ptr().cast(), bytes.len()) }
     }
 }

@@ -64,13 +64,6 @@ impl ServerString {
         NonNull::new(string).map(|raw| Self { raw })
     }
 
-    /// Gives the string away: the receiver frees it.
-    pub(super) fn into_raw(self) -> *mut raw::RedisModuleString {
-        let string = self.raw.as_ptr();
-        std::mem::forget(self);
-        string
-    }
-
     pub(crate) fn as_str(&self) -> ServerStr<'_> {
         ServerStr { raw: self.raw, owner: PhantomData }
     }

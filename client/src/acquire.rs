@@ -1,0 +1,403 @@
+//! One acquisition, from its first request to a hold or to nothing.
+//!
+//! ```text
+//!   listed as waiter ─► ACQUIRE ... QUEUE ─┬─ token ──────────────────────────────────────────► hold
+//!        ▲                                 ├─ QUEUED ─► wait: granted on the channel ─► (RENEW) ─► hold
+//!        │                                 │             timed out, ended, reconnected, 30 s ─┐
+//!        └─────────────────────────────────┴─ no answer, or "try again" ◄────────────────────┘
+//! ```
+//!
+//! Every request of an acquisition carries the same owner, so asking again is safe: it keeps the place, or fetches the token of a
+//! grant that was not heard. Every grant is a claim at first: what the server grants to a request that arrives late, from a connection
+//! that is dead by then, costs the claim and not the lease.
+//!
+//! From when may a grant be believed? From before the sending of the request that got it, if that is the only one it can have been.
+//! Otherwise nobody here knows how old the grant is: then a RENEW with its token comes first, and the belief counts from that.
+//!
+//! Whatever ends an acquisition without a hold (an error, the deadline, a dropped future) releases its owner in the background.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flock_core::wire::error::WireError;
+use flock_core::{Acquire, EndReason, Millis, Mode, Time, Token, Wait};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::clock::{believed_until, duration, millis};
+use crate::engine::{Engine, Errand};
+use crate::error::{AcquireError, ServerError};
+use crate::hold::{Grant, Hold, Keeping, Session};
+use crate::jitter::Backoff;
+use crate::link::{CallError, Pulse};
+use crate::waiters::{News, Waiter};
+use crate::wire::{self, Acquired};
+
+/// Who waits asks again this often, in case a message was lost on a connection that lives.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// The server forgets a queued request that was not repeated for this long.
+const QUEUED_MAX: Duration = Duration::from_secs(120);
+/// The caller's deadline is kept here; the server's comes a little later, so that it does not decide.
+const SERVER_WAITS_LONGER: Duration = Duration::from_millis(250);
+const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_MOST: Duration = Duration::from_millis(500);
+/// Polling: how the ceiling of the random delay grows.
+const POLL_FIRST: Duration = Duration::from_millis(10);
+const POLL_MOST: Duration = Duration::from_secs(1);
+
+/// How long to wait for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Try,
+    AtMost(Duration),
+    Forever,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) key: Box<[u8]>,
+    pub(crate) lease: Duration,
+    pub(crate) mode: Mode,
+    pub(crate) limit: Option<NonZeroU32>,
+    pub(crate) label: Option<Box<[u8]>>,
+    pub(crate) floor: Option<Token>,
+    pub(crate) keep_alive: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) session: Option<Duration>,
+    pub(crate) patience: Patience,
+    pub(crate) polls: bool,
+}
+
+/// A hold that ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) engine: Arc<Engine>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.engine.end(&self.hold, None);
+    }
+}
+
+/// Acquires the lock; `None` if it was only tried, and others hold it. Runs on the client's thread; dropping it undoes it.
+pub(crate) async fn acquire(engine: Arc<Engine>, request: Request) -> Result<Option<Held>, AcquireError> {
+    let limit = match request.patience {
+        Patience::Try => Some(engine.operation_timeout),
+        Patience::AtMost(wait) => Some(wait),
+        Patience::Forever => None,
+    };
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let mut closing = engine.closing.subscribe();
+    let mut attempt = Attempt::new(engine, request);
+    let ended = tokio::select! {
+        biased;
+        _ = closing.wait_for(|closing| *closing) => Some(Err(AcquireError::ShutDown)),
+        outcome = attempt.run(deadline) => Some(outcome),
+        () = passed(deadline) => None,
+    };
+    match ended {
+        Some(Ok(found)) => Ok(found.map(|found| attempt.into_held(found))),
+        Some(Err(error)) => Err(error),
+        None => Err(attempt.at_deadline()),
+    }
+}
+
+async fn passed(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+enum Step {
+    Found(Grant),
+    Busy,
+    Queued,
+    Again,
+}
+
+struct Attempt {
+    engine: Arc<Engine>,
+    request: Request,
+    number: u64,
+    owner: Box<[u8]>,
+    lease: Millis,
+    claim: Option<Millis>,
+    waiter: Arc<Waiter>,
+    backoff: Backoff,
+    /// Just before the first request was sent.
+    first_sent: Option<Time>,
+    /// Requests that may have been sent.
+    requests: u32,
+    /// Whether one of them may still be carried out, or was with its answer lost.
+    unanswered: bool,
+    /// Whether the server has ever answered that others hold the lock.
+    others_hold: bool,
+    trouble: Option<AcquireError>,
+    /// Of the connection over which the server answered last: a session lives on that.
+    pulse: Option<Arc<Pulse>>,
+    taken: bool,
+}
+
+impl Attempt {
+    fn new(engine: Arc<Engine>, request: Request) -> Self {
+        let number = engine.next_number();
+        let lease = request.max_hold.map_or(request.lease, |most| request.lease.min(most));
+        let lease = millis(lease);
+        Self {
+            owner: engine.owner(number),
+            waiter: engine.parties.wait(number),
+            claim: Some(millis(engine.claim)).filter(|claim| *claim < lease),
+            engine,
+            request,
+            number,
+            lease,
+            backoff: Backoff::new(RETRY_FIRST, RETRY_MOST),
+            first_sent: None,
+            requests: 0,
+            unanswered: false,
+            others_hold: false,
+            trouble: None,
+            pulse: None,
+            taken: false,
+        }
+    }
+
+    async fn run(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, AcquireError> {
+        match self.request.patience {
+            Patience::Try => self.try_once().await,
+            Patience::AtMost(_) | Patience::Forever if self.request.polls => self.poll().await.map(Some),
+            Patience::AtMost(_) | Patience::Forever => self.queue(deadline).await.map(Some),
+        }
+    }
+
+    async fn try_once(&mut self) -> Result<Option<Grant>, AcquireError> {
+        loop {
+            match self.ask(Wait::No).await? {
+                Step::Found(found) => return Ok(Some(found)),
+                Step::Busy | Step::Queued => return Ok(None),
+                Step::Again => self.pause().await,
+            }
+        }
+    }
+
+    async fn poll(&mut self) -> Result<Grant, AcquireError> {
+        let mut delay = Backoff::new(POLL_FIRST, POLL_MOST);
+        loop {
+            match self.ask(Wait::No).await? {
+                Step::Found(found) => return Ok(found),
+                Step::Busy | Step::Queued => sleep(delay.next(&self.engine.jitter)).await,
+                Step::Again => self.pause().await,
+            }
+        }
+    }
+
+    async fn queue(&mut self, deadline: Option<Instant>) -> Result<Grant, AcquireError> {
+        let waiter = Arc::clone(&self.waiter);
+        loop {
+            let epochs = (self.engine.messages.epoch(), self.engine.commands.epoch());
+            let session = self.request.session.is_some();
+            let left = deadline.map_or(QUEUED_MAX, |deadline| deadline - Instant::now() + SERVER_WAITS_LONGER);
+            let wait = Wait::Queue(millis(left.min(QUEUED_MAX)));
+            let step = tokio::select! {
+                biased;
+                step = self.ask(wait) => Ok(step?),
+                // The command link may be dead while the grant arrives on the other.
+                news = waiter.news() => Err(news),
+            };
+            let news = match step {
+                Ok(Step::Found(found)) => return Ok(found),
+                Ok(Step::Again | Step::Busy) => {
+                    self.pause().await;
+                    continue;
+                }
+                Ok(Step::Queued) => {
+                    let engine = Arc::clone(&self.engine);
+                    let again = self.engine.jitter.around(ASK_AGAIN);
+                    tokio::select! {
+                        biased;
+                        news = waiter.news() => news,
+                        () = engine.messages.newer_than(epochs.0) => continue, // a message may have been lost between
+                        () = engine.commands.newer_than(epochs.1), if session => continue, // it has died with the last
+                        () = sleep(again) => continue,
+                    }
+                }
+                Err(news) => news,
+            };
+            if let Some(found) = self.take_news(news).await? {
+                return Ok(found);
+            }
+        }
+    }
+
+    async fn take_news(&mut self, news: News) -> Result<Option<Grant>, AcquireError> {
+        match news {
+            News::Granted(token) => {
+                self.others_hold = true;
+                match self.first_sent.filter(|_| self.requests == 1 && self.pulse.is_some()) {
+                    Some(sent) if self.is_fresh(sent) => Ok(Some(self.believe(token, sent))),
+                    _ => self.confirm(token).await,
+                }
+            }
+            News::TimedOut => Ok(None),
+            News::Ended(reason @ (EndReason::Cancelled | EndReason::WrongType)) => {
+                let error = WireError::from(reason);
+                Err(AcquireError::Server(ServerError::new(error.code.code(), error.message)))
+            }
+            // Asked again after a moment, in the same way.
+            News::Ended(
+                EndReason::Superseded
+                | EndReason::Flushed
+                | EndReason::RoleChanged
+                | EndReason::Moved
+                | EndReason::ClusterDown,
+            ) => {
+                self.pause().await;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Sends the request once.
+    async fn ask(&mut self, wait: Wait) -> Result<Step, AcquireError> {
+        let command = wire::command(&Acquire {
+            mode: self.request.mode,
+            limit: self.request.limit,
+            wait,
+            channel: (!self.request.polls).then_some(self.engine.channel.as_bytes()),
+            floor: self.request.floor.map(Token::get),
+            claim: self.claim,
+            session: self.request.session.map(millis),
+            label: self.request.label.as_deref(),
+            ..Acquire::new(&self.request.key, &self.owner, self.lease)
+        });
+        // Noted first: this future may be dropped at the await.
+        let (requests, unanswered) = (self.requests, self.unanswered);
+        let engine = Arc::clone(&self.engine);
+        self.first_sent.get_or_insert(engine.clock.now());
+        self.requests += 1;
+        self.unanswered = true;
+        let answer = engine.commands.call(&command, wire::acquired).await;
+        match answer {
+            Ok(answer) => {
+                self.unanswered = unanswered;
+                self.pulse = Some(answer.pulse);
+                self.backoff.reset();
+                self.trouble = None;
+                match answer.reply {
+                    Acquired::Granted(token) if unanswered || (self.others_hold && !self.request.polls) => {
+                        Ok(self.confirm(token).await?.map_or(Step::Again, Step::Found))
+                    }
+                    Acquired::Granted(token) => Ok(Step::Found(self.believe(token, answer.sent))),
+                    Acquired::Busy => {
+                        self.others_hold = true;
+                        Ok(Step::Busy)
+                    }
+                    Acquired::Queued => {
+                        self.others_hold = true;
+                        Ok(Step::Queued)
+                    }
+                }
+            }
+            Err(CallError::NotSent(source)) => {
+                (self.requests, self.unanswered) = (requests, unanswered);
+                self.trouble = Some(AcquireError::Unavailable(source));
+                Ok(Step::Again)
+            }
+            Err(CallError::Unanswered(source)) => {
+                self.trouble = Some(AcquireError::Unavailable(source));
+                Ok(Step::Again)
+            }
+            Err(CallError::Server(error)) => {
+                self.unanswered = unanswered;
+                self.refused(error).map(|()| Step::Again)
+            }
+        }
+    }
+
+    /// Renews first: then it is known from when the lease counts. `None` if the grant is over already.
+    async fn confirm(&mut self, token: Token) -> Result<Option<Grant>, AcquireError> {
+        let engine = Arc::clone(&self.engine);
+        loop {
+            let request =
+                flock_core::Renew { key: &self.request.key, owner: &self.owner, lease: self.lease, token: Some(token) };
+            match engine.commands.call(&wire::command(&request), wire::yes_or_no).await {
+                Ok(answer) => {
+                    self.pulse = Some(answer.pulse);
+                    let believed_until = believed_until(answer.sent, self.lease);
+                    return Ok(answer.reply.then_some(Grant { token, believed_until, confirmed: true }));
+                }
+                Err(CallError::NotSent(source) | CallError::Unanswered(source)) => {
+                    self.trouble = Some(AcquireError::Unavailable(source));
+                }
+                Err(CallError::Server(error)) => self.refused(error)?,
+            }
+            self.pause().await;
+        }
+    }
+
+    fn refused(&mut self, error: ServerError) -> Result<(), AcquireError> {
+        if error.is_retryable() {
+            self.trouble = Some(AcquireError::Server(error));
+            return Ok(());
+        }
+        Err(AcquireError::Server(error))
+    }
+
+    fn believe(&self, token: Token, sent: Time) -> Grant {
+        let lasts = self.claim.unwrap_or(self.lease);
+        Grant { token, believed_until: believed_until(sent, lasts), confirmed: self.claim.is_none() }
+    }
+
+    /// Whether more than half of the grant is left, counted from `sent`.
+    fn is_fresh(&self, sent: Time) -> bool {
+        let half_us = self.claim.unwrap_or(self.lease).as_us() / 2;
+        self.engine.clock.now().us_since(sent) < half_us
+    }
+
+    async fn pause(&mut self) {
+        let delay = self.backoff.next(&self.engine.jitter);
+        sleep(delay).await;
+    }
+
+    fn at_deadline(&mut self) -> AcquireError {
+        let trouble = self.trouble.take().filter(|_| !self.others_hold || self.request.patience == Patience::Try);
+        trouble.unwrap_or(AcquireError::TimedOut)
+    }
+
+    fn into_held(mut self, found: Grant) -> Held {
+        self.taken = true;
+        let engine = Arc::clone(&self.engine);
+        let keeping = Keeping {
+            lease: self.lease,
+            keep_alive: self.request.keep_alive,
+            ends: self.request.max_hold.map(|most| engine.after(most)),
+        };
+        let (key, owner) = (std::mem::take(&mut self.request.key), std::mem::take(&mut self.owner));
+        let session =
+            self.request.session.map(|grace| Session::new(millis(grace), self.pulse.take().unwrap_or_default()));
+        let hold = Hold::new(self.number, key, owner, keeping, session, found);
+        let hold = Arc::new(hold);
+        engine.parties.hold(&hold);
+        engine.keepalive.keep(&engine, &hold);
+        tracing::debug!(key = %hold.key.escape_ascii(), token = %found.token, "acquired");
+        Held { hold, engine }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.taken {
+            return;
+        }
+        self.engine.parties.leave(self.number);
+        if self.requests > 0 {
+            // A queued request that is not released ends by itself, and so does a grant that is not confirmed.
+            let until = self.engine.after(QUEUED_MAX + duration(self.lease).min(self.engine.claim));
+            let (key, owner) = (std::mem::take(&mut self.request.key), std::mem::take(&mut self.owner));
+            self.engine.give_back(Errand { key, owner, token: None, until }, None);
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! The client: how it is made, shared and shut down.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use redis::{Client, IntoConnectionInfo, ProtocolVersion};
+use tokio::sync::{broadcast, oneshot, watch};
+use tokio::time::{Instant, sleep};
+
+use crate::clock::Clock;
+use crate::engine::Engine;
+use crate::error::{ConnectError, LossReason};
+use crate::event::{EVENTS_KEPT, Events};
+use crate::jitter::Jitter;
+use crate::keepalive::KeepAlive;
+use crate::link::{CallError, Link, LinkConfig, Purpose};
+use crate::lock::{Lock, LockAll};
+use crate::waiters::Parties;
+
+/// How a client is to be. Every method takes and returns the builder; [`Builder::connect`] ends it.
+///
+/// | setting | unless said |
+/// |---|---|
+/// | `lease` | 30 s |
+/// | `claim` | 5 s |
+/// | `connect_timeout` | 5 s |
+/// | `response_timeout` | 500 ms |
+/// | `operation_timeout` | 5 s |
+/// | `heartbeat` | 1 s |
+/// | `timeouts_max` | 3 |
+/// | `reconnect_delay_max` | 1 s |
+#[derive(Clone)]
+#[must_use = "nothing happens until it connects"]
+pub struct Builder {
+    url: String,
+    lease: Duration,
+    claim: Duration,
+    operation_timeout: Duration,
+    listens: bool,
+    link: LinkConfig,
+}
+
+impl fmt::Debug for Builder {
+    /// The URL may carry a password, so it is not shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("lease", &self.lease)
+            .field("claim", &self.claim)
+            .field("operation_timeout", &self.operation_timeout)
+            .field("listens", &self.listens)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            lease: Duration::from_secs(30),
+            claim: Duration::from_secs(5),
+            operation_timeout: Duration::from_secs(5),
+            listens: true,
+            link: LinkConfig {
+                connect_timeout: Duration::from_secs(5),
+                response_timeout: Duration::from_millis(500),
+                heartbeat: Duration::from_secs(1),
+                timeouts_max: 3,
+                reconnect_delay_max: Duration::from_secs(1),
+            },
+        }
+    }
+
+    /// The lease of locks that do not say theirs.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long a grant lasts until the client has confirmed it: what it costs others when a request reaches the server late, from a
+    /// connection or a client that is dead by then. Leases up to this are granted as they are.
+    pub fn claim(mut self, claim: Duration) -> Self {
+        self.claim = claim;
+        self
+    }
+
+    /// How long a connection may take to be made, and how long [`Builder::connect`] tries.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.link.connect_timeout = timeout;
+        self
+    }
+
+    /// How long the server may take to answer one command.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.link.response_timeout = timeout;
+        self
+    }
+
+    /// How long a try, a renewal, a conversion or a release may take, with its retries.
+    pub fn operation_timeout(mut self, timeout: Duration) -> Self {
+        self.operation_timeout = timeout;
+        self
+    }
+
+    /// One connection only, for a user that may not subscribe to `flock:*` channels: every wait is a [`WaitMode::Poll`], and a loss is
+    /// noticed by the next renewal, at a third of the lease.
+    ///
+    /// [`WaitMode::Poll`]: crate::WaitMode::Poll
+    pub fn without_pubsub(mut self) -> Self {
+        self.listens = false;
+        self
+    }
+
+    /// How often each connection is asked whether it is there.
+    pub fn heartbeat(mut self, interval: Duration) -> Self {
+        self.link.heartbeat = interval;
+        self
+    }
+
+    /// After so many timeouts in a row a connection is replaced.
+    pub fn timeouts_max(mut self, timeouts: u32) -> Self {
+        self.link.timeouts_max = timeouts;
+        self
+    }
+
+    /// The longest pause between two attempts to connect; each is random below a ceiling that doubles up to this.
+    pub fn reconnect_delay_max(mut self, delay: Duration) -> Self {
+        self.link.reconnect_delay_max = delay;
+        self
+    }
+
+    /// Connects: both connections are up and the client's channel is subscribed when this returns.
+    ///
+    /// From then on the client keeps them up by itself, for ever.
+    ///
+    /// # Errors
+    /// [`ConnectError::Config`] for a URL or a setting that makes no sense, [`ConnectError::Unavailable`] if there is no connection
+    /// within the connect timeout, [`ConnectError::Server`] if the server refuses us.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes what was opened.
+    pub async fn connect(self) -> Result<Flock, ConnectError> {
+        self.check()?;
+        let client = self.client()?;
+        let flock = self.launch(&client)?;
+        let engine = flock.engine();
+        let until = engine.clone();
+        let patience = self.link.connect_timeout;
+        let up = engine.ask(async move {
+            let deadline = Instant::now() + patience;
+            until.commands.first_up(deadline).await?;
+            if until.listens { until.messages.first_up(deadline).await } else { Ok(()) }
+        });
+        match up.await {
+            Ok(Ok(())) => Ok(flock),
+            Ok(Err(CallError::NotSent(source) | CallError::Unanswered(source))) => {
+                Err(ConnectError::Unavailable(source))
+            }
+            Ok(Err(CallError::Server(error))) => Err(ConnectError::Server(error)),
+            Err(error) => Err(ConnectError::Unavailable(error.into())),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConnectError> {
+        let durations = [
+            ("lease", self.lease),
+            ("claim", self.claim),
+            ("operation_timeout", self.operation_timeout),
+            ("connect_timeout", self.link.connect_timeout),
+            ("response_timeout", self.link.response_timeout),
+            ("heartbeat", self.link.heartbeat),
+        ];
+        match durations.iter().find(|(_, duration)| duration.is_zero()) {
+            Some((name, _)) => Err(ConnectError::Config(format!("{name} is zero").into())),
+            None if self.link.timeouts_max == 0 => Err(ConnectError::Config("timeouts_max is zero".into())),
+            None => Ok(()),
+        }
+    }
+
+    fn client(&self) -> Result<Client, ConnectError> {
+        // The error of the parser is not kept: it may quote the password.
+        let wrong =
+            |_| ConnectError::Config("not a URL of the form valkey://[user][:password@]host[:port][/db]".into());
+        if self.url.starts_with("rediss:") || self.url.starts_with("valkeys:") {
+            return Err(ConnectError::Config("this build has no TLS".into()));
+        }
+        let info = self.url.as_str().into_connection_info().map_err(wrong)?;
+        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp)).map_err(wrong)
+    }
+
+    /// Starts the client's thread.
+    fn launch(&self, client: &Client) -> Result<Flock, ConnectError> {
+        let no_thread = |error: std::io::Error| ConnectError::Unavailable(error.into());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(2) // for name look-ups
+            .build()
+            .map_err(no_thread)?;
+        let id = uuid::Uuid::new_v4();
+        let (seed, _) = id.as_u64_pair();
+        let (clock, jitter) = (Clock::Boottime, Arc::new(Jitter::new(seed)));
+        let name = id.simple().to_string();
+        let channel = format!("flock:{name}");
+        let (events, _) = broadcast::channel(EVENTS_KEPT);
+        let link =
+            |purpose| Link::new(self.link, client.clone(), purpose, clock.clone(), Arc::clone(&jitter), events.clone());
+        let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
+            let listener = engine.clone();
+            let hear = move |message: &[u8]| {
+                if let Some(engine) = listener.upgrade() {
+                    engine.hear(message);
+                }
+            };
+            Engine {
+                commands: link(Purpose::Commands),
+                messages: link(Purpose::Messages { channel: channel.clone(), hear: Box::new(hear) }),
+                name,
+                channel,
+                clock: clock.clone(),
+                jitter: Arc::clone(&jitter),
+                events: events.clone(),
+                parties: Parties::default(),
+                keepalive: KeepAlive::new(),
+                operation_timeout: self.operation_timeout,
+                claim: self.claim,
+                listens: self.listens,
+                grace_min: 2 * self.link.heartbeat + self.link.response_timeout,
+                runtime: runtime.handle().clone(),
+                numbers: AtomicU64::new(1),
+                closing: watch::Sender::new(false),
+                errands: watch::Sender::new(0),
+            }
+        });
+        let stop = watch::Sender::new(false);
+        let running = Arc::clone(&engine).run(stop.subscribe());
+        thread::Builder::new()
+            .name("flock-client".into())
+            .spawn(move || {
+                runtime.block_on(running);
+                runtime.shutdown_background(); // a name look-up may hang
+            })
+            .map_err(no_thread)?;
+        Ok(Flock { shared: Arc::new(Shared { engine, stop, lease: self.lease }) })
+    }
+}
+
+/// A client of one server: cheap to clone, and usable from any thread and any async runtime.
+///
+/// It has two connections and a thread of its own, which live until the last clone and the last guard are gone. A process that
+/// returns from `main` ends that thread too: call [`Flock::shutdown`] before, or what was just dropped may not be given back.
+#[derive(Clone)]
+pub struct Flock {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Arc<Engine>,
+    stop: watch::Sender<bool>,
+    lease: Duration,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+impl fmt::Debug for Flock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flock").field("name", &self.shared.engine.name).finish_non_exhaustive()
+    }
+}
+
+/// [`Flock::shutdown`] was not done in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not everything was given back in time")]
+pub struct ShutdownTimedOut;
+
+impl Flock {
+    /// Connects with the default settings: `valkey://[user][:password@]host[:port][/db]`, `redis://...`, or `unix:///path`.
+    ///
+    /// # Errors, cancel safety
+    /// See [`Builder::connect`].
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, ConnectError> {
+        Self::builder(url).connect().await
+    }
+
+    /// A client with settings of its own.
+    pub fn builder(url: impl AsRef<str>) -> Builder {
+        Builder::new(url.as_ref())
+    }
+
+    /// A lock, exclusive unless told otherwise; nothing happens until it is awaited.
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
+        Lock::new(self.clone(), key.as_ref())
+    }
+
+    /// Several locks, all or nothing. A key that is named twice is locked once.
+    pub fn lock_all(&self, keys: impl IntoIterator<Item = impl AsRef<[u8]>>) -> LockAll {
+        LockAll::new(self.clone(), keys)
+    }
+
+    /// What happens to this client from now on.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events { receiver: self.shared.engine.events.subscribe() }
+    }
+
+    /// Ends the client for all its clones: waiting acquisitions fail, what is still held is lost and given back, and this returns
+    /// when the server has confirmed all that.
+    ///
+    /// # Errors
+    /// [`ShutdownTimedOut`] if that took longer than `timeout`; what is left ends with its lease.
+    ///
+    /// # Cancel safety
+    /// The shutdown goes on in the background.
+    pub async fn shutdown(&self, timeout: Duration) -> Result<(), ShutdownTimedOut> {
+        let engine = self.engine();
+        engine.closing.send_replace(true);
+        let (done, is_done) = oneshot::channel();
+        let ending = engine.clone();
+        engine.runtime.spawn(async move {
+            let given_back = async {
+                // What waits gives up by itself, in its own task.
+                while ending.parties.anybody_waits() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                for hold in ending.parties.holds() {
+                    ending.lose(&hold, LossReason::ShutDown);
+                    ending.end(&hold, None);
+                }
+                ending.errands_done().await;
+            };
+            let outcome = tokio::time::timeout(timeout, given_back).await;
+            let _ = done.send(outcome.is_ok());
+        });
+        let in_time = is_done.await.unwrap_or(false);
+        self.shared.stop.send_replace(true);
+        if in_time { Ok(()) } else { Err(ShutdownTimedOut) }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.shared.engine
+    }
+
+    pub(crate) fn lease_default(&self) -> Duration {
+        self.shared.lease
+    }
+
+    #[cfg(test)]
+    fn unconnected() -> Result<Self, ConnectError> {
+        let builder = Self::builder("valkey://127.0.0.1:1");
+        builder.launch(&builder.client()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::AcquireError;
+
+    #[test]
+    fn password_is_shown_nowhere() {
+        let builder = Flock::builder("valkey://user:secret@host:1");
+        assert!(!format!("{builder:?}").contains("secret"));
+        let error = Flock::builder("http://user:secret@host").client().unwrap_err();
+        assert!(!format!("{error:?} {error}").contains("secret"));
+    }
+
+    #[test]
+    fn urls_without_a_meaning_are_refused() {
+        for url in ["", "host", "http://host", "rediss://host", "valkeys://host"] {
+            assert!(matches!(Flock::builder(url).client(), Err(ConnectError::Config(_))), "{url}");
+        }
+        for url in ["valkey://h", "redis://u:p@h:1/2", "unix:///run/valkey.sock"] {
+            assert!(Flock::builder(url).client().is_ok(), "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn settings_of_zero_are_refused() {
+        let error = Flock::builder("valkey://h").lease(Duration::ZERO).connect().await.unwrap_err();
+        assert_eq!(error.to_string(), "bad configuration: lease is zero");
+    }
+
+    #[tokio::test]
+    async fn server_that_is_not_there_is_unavailable() {
+        let builder = Flock::builder("valkey://127.0.0.1:1").connect_timeout(Duration::from_millis(50));
+        let error = builder.connect().await.unwrap_err();
+        assert!(matches!(error, ConnectError::Unavailable(_)), "{error:?}");
+        assert!(error.is_retryable());
+    }
+
+    #[tokio::test]
+    async fn request_that_makes_no_sense_is_not_sent() {
+        let flock = Flock::unconnected().unwrap();
+        for lock in [
+            flock.lock("k").lease(Duration::ZERO),
+            flock.lock("k").max_hold(Duration::ZERO),
+            flock.lock("k").label([b'x'; 257]),
+        ] {
+            assert!(matches!(lock.await, Err(AcquireError::Config(_))));
+        }
+    }
+
+    #[tokio::test]
+    async fn acquisition_without_a_server_ends_at_its_deadline() {
+        let flock = Flock::unconnected().unwrap();
+        let error = flock.lock("k").wait(Duration::from_millis(20)).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Unavailable(_) | AcquireError::TimedOut), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn client_that_is_shut_down_acquires_nothing() {
+        let flock = Flock::unconnected().unwrap();
+        assert_eq!(flock.shutdown(Duration::from_millis(100)).await, Ok(()));
+        assert!(matches!(flock.lock("k").await, Err(AcquireError::ShutDown)));
+    }
+}

@@ -1,0 +1,65 @@
+//! What happens to a client, as a stream for logs and metrics.
+
+use flock_core::Token;
+use tokio::sync::broadcast;
+
+use crate::error::LossReason;
+
+/// Events kept for a reader that is behind; older ones are lost to it.
+pub(crate) const EVENTS_KEPT: usize = 256;
+
+/// Something that happened to a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A connection is up: `link` is `"commands"` or `"messages"`.
+    Connected {
+        /// Which of the two.
+        link: &'static str,
+    },
+    /// A connection was given up; a new one is being made.
+    Disconnected {
+        /// Which of the two.
+        link: &'static str,
+    },
+    /// The keep-alive could not renew a lease and tries again until the lease is over.
+    RenewFailed {
+        /// The lock.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+    },
+    /// A hold is lost.
+    Lost {
+        /// The lock.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+        /// How.
+        reason: LossReason,
+    },
+}
+
+/// The events of a client from the moment of [`Flock::events`](crate::Flock::events) on.
+#[derive(Debug)]
+pub struct Events {
+    pub(crate) receiver: broadcast::Receiver<Event>,
+}
+
+impl Events {
+    /// The next event; `None` when the client is gone.
+    ///
+    /// A reader that falls more than 256 events behind misses the oldest of them.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no event.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            match self.receiver.recv().await {
+                Ok(event) => return Some(event),
+                Err(broadcast::error::RecvError::Lagged(missed)) => tracing::debug!(missed, "events were missed"),
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! A lock that is held: [`Guard`], and [`GuardSet`] for several.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use flock_core::{Acquire, Mode, Token};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use crate::acquire::Held;
+use crate::client::Flock;
+use crate::engine::Engine;
+use crate::error::{HoldError, LossReason, Source};
+use crate::hold::Hold;
+use crate::jitter::Backoff;
+use crate::keepalive;
+use crate::link::CallError;
+use crate::wire::{self, Acquired};
+
+const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_MOST: Duration = Duration::from_millis(200);
+
+/// How giving a lock back ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// It was held until now.
+    Released,
+    /// It had been lost before; somebody else may have held it meanwhile.
+    AlreadyLost,
+}
+
+/// A lock that is held, until this is released, dropped, or the lock is lost.
+///
+/// Dropping it releases in the background, wherever it is dropped: in a task, on a plain thread, while a runtime shuts down.
+/// [`Guard::release`] waits for the server's answer.
+///
+/// *A guard is a belief.* The lock may be lost at any time: a lease that could not be renewed, an administrator, a server that died.
+/// [`Guard::lost`] and [`Guard::is_valid`] tell, and the belief always ends before the server's lease does; but between the look
+/// and the act time passes. Only the storage that checks [`Guard::token`] closes that gap.
+#[must_use = "dropping a guard releases the lock"]
+pub struct Guard {
+    held: Held,
+    /// Keeps the client's thread alive.
+    flock: Flock,
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("key", &format_args!("{}", self.key().escape_ascii()))
+            .field("token", &self.token())
+            .field("valid", &self.is_valid())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Guard {
+    pub(crate) fn new(held: Held, flock: Flock) -> Self {
+        Self { held, flock }
+    }
+
+    fn hold(&self) -> &Arc<Hold> {
+        &self.held.hold
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        &self.held.engine
+    }
+
+    /// The lock's name.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.hold().key
+    }
+
+    /// The fencing token: higher than that of every earlier holder. Send it with every write; the storage accepts it if it is
+    /// higher than the last, or the last itself. An upgrade changes it.
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.hold().token()
+    }
+
+    /// The owner this hold has at the server: for `FLOCK.RELEASE` by other means, after [`Guard::leak`].
+    #[must_use]
+    pub fn owner(&self) -> &[u8] {
+        &self.hold().owner
+    }
+
+    /// Whether the lock is held, as far as can be known without asking: no I/O, cheap enough for every step of the work. False
+    /// before the server's lease ends, also in a process that was stopped or starved, and for a suspended machine.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.hold().is_valid(self.engine().clock.now())
+    }
+
+    /// For how long it is certainly held if it is never renewed again; zero once it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        if self.hold().is_kept() { self.engine().clock.until(self.hold().believed_until()) } else { Duration::ZERO }
+    }
+
+    /// Ends when the lock is lost, with the reason. It never ends for a lock that is released instead.
+    ///
+    /// The future borrows nothing, so it goes into a `select!` beside work that uses the guard.
+    ///
+    /// # Cancel safety
+    /// Dropping it has no effect.
+    pub fn lost(&self) -> impl Future<Output = LossReason> + Send + use<> {
+        let (hold, flock) = (Arc::clone(self.hold()), self.flock.clone());
+        async move {
+            let reason = hold.lost().await;
+            drop(flock); // until then the thread must live that tells
+            reason
+        }
+    }
+
+    /// Runs `work` until it is done, or until the lock is lost: then `work` is dropped. Before each step of `work` the belief is
+    /// checked, so that nothing is done under a lock that was lost while this process did not run.
+    ///
+    /// # Errors
+    /// The reason of the loss, also if `work` ended only after it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`; the guard is as before.
+    pub async fn watch<T>(&self, work: impl Future<Output = T>) -> Result<T, LossReason> {
+        let mut work = pin!(work);
+        let mut lost = pin!(self.lost());
+        std::future::poll_fn(|context| {
+            if let Poll::Ready(reason) = lost.as_mut().poll(context) {
+                return Poll::Ready(Err(reason));
+            }
+            if let Some(reason) = self.hold().loss(self.engine().clock.now()) {
+                return Poll::Ready(Err(reason));
+            }
+            let Poll::Ready(value) = work.as_mut().poll(context) else {
+                return Poll::Pending;
+            };
+            match self.hold().loss(self.engine().clock.now()) {
+                Some(reason) => Poll::Ready(Err(reason)),
+                None => Poll::Ready(Ok(value)),
+            }
+        })
+        .await
+    }
+
+    /// Renews the lease now: it lasts its full length from here. Only needed without keep-alive.
+    ///
+    /// # Errors
+    /// [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no answer came within the operation timeout.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the lease renewed or not.
+    pub async fn renew(&self) -> Result<(), HoldError> {
+        let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
+        self.engine().ask(renew(engine, hold)).await.map_err(|_| HoldError::Lost(LossReason::ShutDown))?
+    }
+
+    /// From exclusive to shared, at once; waiting readers up to the next writer are let in. The token stays.
+    ///
+    /// # Errors
+    /// [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no answer came: then calling it again settles it.
+    ///
+    /// # Cancel safety
+    /// The conversion goes on in the background if the future is dropped.
+    pub async fn downgrade(&mut self) -> Result<(), HoldError> {
+        self.convert(Mode::Shared).await
+    }
+
+    /// From shared to exclusive, if this is the only holder: a try that never waits, and so cannot deadlock. The token is a new,
+    /// higher one.
+    ///
+    /// # Errors
+    /// [`HoldError::Refused`] if others hold the lock shared: the shared hold stays. [`HoldError::Lost`] if the lock is lost,
+    /// [`HoldError::Unknown`] if no answer came: then calling it again settles it.
+    ///
+    /// # Cancel safety
+    /// The conversion goes on in the background if the future is dropped, and [`Guard::token`] then changes by itself.
+    pub async fn upgrade(&mut self) -> Result<(), HoldError> {
+        self.convert(Mode::Exclusive).await
+    }
+
+    async fn convert(&mut self, mode: Mode) -> Result<(), HoldError> {
+        let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
+        let (answer, answered) = oneshot::channel();
+        // Not `ask`: half a conversion is none.
+        self.engine().runtime.spawn(async move { answer.send(convert(engine, hold, mode).await) });
+        answered.await.unwrap_or(Err(HoldError::Lost(LossReason::ShutDown)))
+    }
+
+    /// Gives the lock back and waits for the server's answer. With transactions: commit first, then release.
+    ///
+    /// # Errors
+    /// [`HoldError::Unknown`] if no answer came within the operation timeout, [`HoldError::Server`] if the server refused. The
+    /// lock is given back in the background all the same; at the latest it is free when its lease is over.
+    ///
+    /// # Cancel safety
+    /// The lock is given back though the future is dropped.
+    pub async fn release(self) -> Result<Released, HoldError> {
+        let engine = Arc::clone(self.engine());
+        let was_lost = self.hold().loss(engine.clock.now()).is_some();
+        let (answer, answered) = oneshot::channel();
+        engine.end(self.hold(), Some(answer));
+        if was_lost {
+            return Ok(Released::AlreadyLost);
+        }
+        match answered.await {
+            Ok(Ok(true)) => Ok(Released::Released),
+            Ok(Ok(false)) => Ok(Released::AlreadyLost),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(HoldError::Unknown("the client is shut down".into())),
+        }
+    }
+
+    /// Lets go of the guard but not of the lock: it is renewed no more, and stays held until its lease is over or somebody
+    /// releases it with its owner and token.
+    pub fn leak(self) -> Token {
+        let hold = self.hold();
+        if hold.end() {
+            self.engine().parties.leave(hold.number);
+        }
+        hold.token()
+    }
+}
+
+async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), HoldError> {
+    let patience = Instant::now() + engine.operation_timeout;
+    let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+    loop {
+        let now = engine.clock.now();
+        if let Some(reason) = hold.loss(now) {
+            return Err(HoldError::Lost(reason));
+        }
+        let Some(lease) = hold.keeping.lease_at(now) else {
+            return Err(HoldError::Lost(LossReason::MaxHold));
+        };
+        let token = hold.sure_token();
+        let command = wire::command(&keepalive::request(&hold, lease, token));
+        let source: Source = match engine.commands.call(&command, wire::yes_or_no).await {
+            Ok(answer) if answer.reply => {
+                engine.renewed(&hold, lease, token, answer.sent, &answer.pulse);
+                return Ok(());
+            }
+            Ok(_) => {
+                engine.lose(&hold, LossReason::Gone);
+                return Err(HoldError::Lost(hold.loss(engine.clock.now()).unwrap_or(LossReason::Gone)));
+            }
+            Err(CallError::Server(error)) if error.is_retryable() => error.into(),
+            Err(CallError::Server(error)) => return Err(HoldError::Server(error)),
+            Err(CallError::NotSent(source) | CallError::Unanswered(source)) => source,
+        };
+        if Instant::now() >= patience {
+            return Err(HoldError::Unknown(source));
+        }
+        sleep(backoff.next(&engine.jitter)).await;
+    }
+}
+
+/// Changes the mode, again and again until the server has answered: each retry is the same conversion.
+///
+/// Meanwhile the server may have a new token that we do not know: renewals and a release then name the owner only. That proves no
+/// claim, so the claim is confirmed first.
+async fn convert(engine: Arc<Engine>, hold: Arc<Hold>, mode: Mode) -> Result<(), HoldError> {
+    let _one_at_a_time = hold.conversion.lock().await;
+    if !hold.is_confirmed() {
+        renew(Arc::clone(&engine), Arc::clone(&hold)).await?;
+    }
+    if hold.sure_token().is_none() && mode == Mode::Shared {
+        // An upgrade without an answer: only its repetition tells the token.
+        match convert_to(&engine, &hold, Mode::Exclusive).await {
+            Ok(()) | Err(HoldError::Refused) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    convert_to(&engine, &hold, mode).await
+}
+
+async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(), HoldError> {
+    let patience = Instant::now() + engine.operation_timeout;
+    let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+    let token = hold.token();
+    hold.begin_conversion();
+    loop {
+        let now = engine.clock.now();
+        if let Some(reason) = hold.loss(now) {
+            return Err(HoldError::Lost(reason));
+        }
+        let Some(lease) = hold.keeping.lease_at(now) else {
+            return Err(HoldError::Lost(LossReason::MaxHold));
+        };
+        let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.key, &hold.owner, lease) };
+        let source: Source = match engine.commands.call(&wire::command(&request), wire::acquired).await {
+            Ok(answer) => {
+                let (token, outcome) = match answer.reply {
+                    Acquired::Granted(new) => (new, Ok(())),
+                    Acquired::Busy | Acquired::Queued => (token, Err(HoldError::Refused)),
+                };
+                hold.end_conversion(token);
+                return outcome;
+            }
+            Err(CallError::Server(error)) if error.is_retryable() => error.into(),
+            Err(CallError::Server(error)) => {
+                // The server has no hold with that token: a conversion does not revive it.
+                if error.code() == "NOTHELD" {
+                    engine.lose(hold, LossReason::Gone);
+                    return Err(HoldError::Lost(hold.loss(engine.clock.now()).unwrap_or(LossReason::Gone)));
+                }
+                hold.end_conversion(token);
+                return Err(HoldError::Server(error));
+            }
+            Err(CallError::NotSent(source) | CallError::Unanswered(source)) => source,
+        };
+        if Instant::now() >= patience {
+            return Err(HoldError::Unknown(source));
+        }
+        sleep(backoff.next(&engine.jitter)).await;
+    }
+}
+
+/// Several locks that are held together; see [`Flock::lock_all`]. Dropping it releases all in the background.
+#[must_use = "dropping the guards releases the locks"]
+#[derive(Debug)]
+pub struct GuardSet {
+    guards: Vec<Guard>,
+}
+
+impl GuardSet {
+    pub(crate) fn new(guards: Vec<Guard>) -> Self {
+        Self { guards }
+    }
+
+    /// The guards, sorted by key.
+    pub fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    /// The guard of one lock.
+    #[must_use]
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&Guard> {
+        let found = self.guards.binary_search_by(|guard| guard.key().cmp(key.as_ref())).ok()?;
+        self.guards.get(found)
+    }
+
+    /// Whether all are held; see [`Guard::is_valid`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.guards.iter().all(Guard::is_valid)
+    }
+
+    /// Ends when the first of them is lost.
+    ///
+    /// # Cancel safety
+    /// Dropping it has no effect.
+    pub async fn lost(&self) -> LossReason {
+        let mut losses: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
+        std::future::poll_fn(|context| {
+            let lost = losses.iter_mut().find_map(|lost| match lost.as_mut().poll(context) {
+                Poll::Ready(reason) => Some(reason),
+                Poll::Pending => None,
+            });
+            lost.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Gives all back, the last acquired first, and waits for the answers. [`Released::AlreadyLost`] if any had been lost.
+    ///
+    /// # Errors
+    /// The first error; the other locks are given back all the same.
+    ///
+    /// # Cancel safety
+    /// The locks are given back though the future is dropped.
+    pub async fn release(self) -> Result<Released, HoldError> {
+        let mut outcome = Ok(Released::Released);
+        for guard in self.guards.into_iter().rev() {
+            match (guard.release().await, &outcome) {
+                (Ok(Released::AlreadyLost), Ok(_)) => outcome = Ok(Released::AlreadyLost),
+                (Err(error), Ok(_)) => outcome = Err(error),
+                _ => {}
+            }
+        }
+        outcome
+    }
+}

@@ -1,0 +1,308 @@
+//! One hold as the client believes in it: its token, until when, and whether it is lost.
+//!
+//! The belief ends before the server's lease does (DESIGN S5): it counts from *before* the request was sent that got or renewed it,
+//! on a clock that counts suspended time, less a margin. Nothing here does I/O, and everything may be asked from any thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use flock_core::{Millis, Time, Token};
+use tokio::sync::Notify;
+
+use crate::clock::believed_until;
+use crate::error::LossReason;
+use crate::link::Pulse;
+
+/// What a hold is to be kept by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keeping {
+    pub(crate) lease: Millis,
+    pub(crate) keep_alive: bool,
+    /// When it ends, renewed or not.
+    pub(crate) ends: Option<Time>,
+}
+
+impl Keeping {
+    /// The lease to ask for at `now`: what `max_hold` leaves of it.
+    pub(crate) fn lease_at(&self, now: Time) -> Option<Millis> {
+        let Some(ends) = self.ends else { return Some(self.lease) };
+        let left_ms = ends.us_since(now) / 1000;
+        let left = Millis(u32::try_from(left_ms).unwrap_or(u32::MAX));
+        (left > Millis(0)).then(|| self.lease.min(left))
+    }
+}
+
+/// A grant as it was received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: Token,
+    pub(crate) believed_until: Time,
+    /// Whether it is for the lease, and not a claim.
+    pub(crate) confirmed: bool,
+}
+
+/// What a session hold lives on: when that connection closes, the server cuts the lease to `grace`.
+#[derive(Debug)]
+pub(crate) struct Session {
+    grace: Millis,
+    pulse: Mutex<Arc<Pulse>>,
+}
+
+impl Session {
+    pub(crate) fn new(grace: Millis, pulse: Arc<Pulse>) -> Self {
+        Self { grace, pulse: Mutex::new(pulse) }
+    }
+
+    /// The connection may have closed right after it was last known to be alive.
+    fn believed_until(&self) -> Time {
+        believed_until(self.pulse.lock().unwrap_or_else(PoisonError::into_inner).last(), self.grace)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Hold {
+    /// The acquisition's number: the last part of its owner.
+    pub(crate) number: u64,
+    pub(crate) key: Box<[u8]>,
+    pub(crate) owner: Box<[u8]>,
+    pub(crate) keeping: Keeping,
+    pub(crate) session: Option<Session>,
+    token: AtomicU64,
+    lease_until_us: AtomicU64,
+    /// Whether a RENEW with the token has been answered: the grant is no mere claim any more.
+    confirmed: AtomicBool,
+    /// An upgrade is under way, or nobody knows how it ended: the server may have another token than we.
+    converting: AtomicBool,
+    /// One conversion at a time: one may go on though its future was dropped.
+    pub(crate) conversion: tokio::sync::Mutex<()>,
+    /// The number of the entry by which it is to be renewed; others are stale.
+    pub(crate) renewal: AtomicU64,
+    /// Given back or leaked by its holder: no loss is told any more, and nothing is renewed.
+    ended: AtomicBool,
+    loss: OnceLock<LossReason>,
+    lost: Notify,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        number: u64,
+        key: Box<[u8]>,
+        owner: Box<[u8]>,
+        keeping: Keeping,
+        session: Option<Session>,
+        grant: Grant,
+    ) -> Self {
+        Self {
+            number,
+            key,
+            owner,
+            keeping,
+            session,
+            token: AtomicU64::new(grant.token.get()),
+            lease_until_us: AtomicU64::new(grant.believed_until.as_us()),
+            confirmed: AtomicBool::new(grant.confirmed),
+            converting: AtomicBool::new(false),
+            conversion: tokio::sync::Mutex::default(),
+            renewal: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            loss: OnceLock::new(),
+            lost: Notify::new(),
+        }
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        // What is stored came from a token. MIN stands for the impossible.
+        const FIRST: Token = match Token::new(1) {
+            Some(token) => token,
+            None => unreachable!(),
+        };
+        Token::new(self.token.load(Ordering::Acquire)).unwrap_or(FIRST)
+    }
+
+    /// The token, unless the server may have another one by now.
+    pub(crate) fn sure_token(&self) -> Option<Token> {
+        (!self.converting.load(Ordering::Acquire)).then(|| self.token())
+    }
+
+    pub(crate) fn believed_until(&self) -> Time {
+        let lease_until = self.lease_until();
+        self.session.as_ref().map_or(lease_until, |session| lease_until.min(session.believed_until()))
+    }
+
+    fn lease_until(&self) -> Time {
+        Time::from_us(self.lease_until_us.load(Ordering::Acquire))
+    }
+
+    /// A renewal was answered yes, over the connection with this pulse.
+    pub(crate) fn renewed(&self, believed_until: Time, pulse: &Arc<Pulse>) {
+        if let Some(session) = &self.session {
+            *session.pulse.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(pulse);
+        }
+        // It replaces the lease. Of two renewals in flight the server has performed both, so the later end holds.
+        self.lease_until_us.fetch_max(believed_until.as_us(), Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.confirmed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn confirm(&self) {
+        self.confirmed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn begin_conversion(&self) {
+        self.converting.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn end_conversion(&self, token: Token) {
+        self.token.store(token.get(), Ordering::Release);
+        self.converting.store(false, Ordering::Release);
+    }
+
+    /// Whether the server is still to be asked to keep it.
+    pub(crate) fn is_kept(&self) -> bool {
+        !self.ended.load(Ordering::Acquire) && self.loss.get().is_none()
+    }
+
+    pub(crate) fn is_valid(&self, now: Time) -> bool {
+        self.is_kept() && now < self.believed_until()
+    }
+
+    /// Why it is not valid; none if it is. A belief that has run out is a loss though nobody has said so yet.
+    pub(crate) fn loss(&self, now: Time) -> Option<LossReason> {
+        match self.loss.get() {
+            Some(reason) => Some(*reason),
+            None if now < self.believed_until() => None,
+            None => Some(self.expiry_reason(now)),
+        }
+    }
+
+    /// The reason for a belief that has run out.
+    pub(crate) fn expiry_reason(&self, now: Time) -> LossReason {
+        // The belief ends a margin before `max_hold` does.
+        let spent = self.keeping.ends.is_some_and(|ends| {
+            let left = Millis(u32::try_from(ends.us_since(now) / 1000).unwrap_or(u32::MAX));
+            now >= ends || left <= Millis(self.keeping.lease.as_ms() / 50 + 25)
+        });
+        match (spent, now < self.lease_until()) {
+            (_, true) => LossReason::Disconnected,
+            (true, false) => LossReason::MaxHold,
+            (false, false) => LossReason::Expired,
+        }
+    }
+
+    /// Marks it lost; false if it was lost or ended already.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        if self.ended.load(Ordering::Acquire) || self.loss.set(reason).is_err() {
+            return false;
+        }
+        self.lost.notify_waiters();
+        true
+    }
+
+    /// Whether it was renewed so lately, by whomever, that the keep-alive need not do it again.
+    pub(crate) fn is_fresh(&self, now: Time) -> bool {
+        let left_us = self.believed_until().us_since(now);
+        self.is_confirmed() && self.keeping.keep_alive && left_us > self.keeping.lease.as_us() / 6 * 5
+    }
+
+    /// Ends it on behalf of its holder; false if that was done before.
+    pub(crate) fn end(&self) -> bool {
+        !self.ended.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends when it is lost.
+    pub(crate) async fn lost(&self) -> LossReason {
+        loop {
+            let mut lost = std::pin::pin!(self.lost.notified());
+            lost.as_mut().enable(); // before the look: a loss between the two is not missed
+            if let Some(reason) = self.loss.get() {
+                return *reason;
+            }
+            lost.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(ends: Option<Time>) -> Hold {
+        let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends };
+        let token = Token::new(7).unwrap();
+        let grant = Grant { token, believed_until: Time::from_us(980_000), confirmed: true };
+        Hold::new(1, (*b"k").into(), (*b"o").into(), keeping, None, grant)
+    }
+
+    #[test]
+    fn session_is_believed_for_its_grace_after_the_last_sign_of_life() {
+        let pulse = Arc::new(Pulse::default());
+        let session = Session::new(Millis(100), Arc::clone(&pulse));
+        let hold = Hold { session: Some(session), ..hold(None) };
+        assert_eq!(hold.believed_until(), Time::from_us(80_000));
+        pulse.beat(Time::from_us(500_000));
+        assert_eq!(hold.believed_until(), Time::from_us(580_000));
+        assert_eq!(hold.loss(Time::from_us(600_000)), Some(LossReason::Disconnected));
+        pulse.beat(Time::from_us(5_000_000));
+        assert_eq!(hold.believed_until(), Time::from_us(980_000)); // the lease
+        let next = Arc::new(Pulse::default());
+        hold.renewed(Time::from_us(2_000_000), &next);
+        assert_eq!(hold.believed_until(), Time::from_us(80_000)); // over another connection
+    }
+
+    #[test]
+    fn belief_ends_at_its_time_though_nobody_says_so() {
+        let hold = hold(None);
+        assert!(hold.is_valid(Time::from_us(979_999)));
+        assert!(!hold.is_valid(Time::from_us(980_000)));
+        assert_eq!(hold.loss(Time::from_us(980_000)), Some(LossReason::Expired));
+    }
+
+    #[test]
+    fn first_reason_stays() {
+        let hold = hold(None);
+        assert!(hold.lose(LossReason::Revoked));
+        assert!(!hold.lose(LossReason::Expired));
+        assert_eq!(hold.loss(Time::ZERO), Some(LossReason::Revoked));
+        assert!(!hold.is_valid(Time::ZERO));
+    }
+
+    #[test]
+    fn hold_that_was_given_back_is_not_lost() {
+        let hold = hold(None);
+        assert!(hold.end());
+        assert!(!hold.lose(LossReason::Expired));
+        assert!(!hold.is_kept());
+    }
+
+    #[test]
+    fn renewals_never_shorten_the_belief() {
+        let hold = hold(None);
+        hold.renewed(Time::from_us(2_000_000), &Arc::default());
+        hold.renewed(Time::from_us(1_000_000), &Arc::default());
+        assert_eq!(hold.believed_until(), Time::from_us(2_000_000));
+    }
+
+    #[test]
+    fn longest_hold_cuts_the_lease() {
+        let hold = hold(Some(Time::from_us(1_500_000)));
+        assert_eq!(hold.keeping.lease_at(Time::ZERO), Some(Millis(1000)));
+        assert_eq!(hold.keeping.lease_at(Time::from_us(1_000_000)), Some(Millis(500)));
+        assert_eq!(hold.keeping.lease_at(Time::from_us(1_499_500)), None);
+        assert_eq!(hold.expiry_reason(Time::from_us(1_480_000)), LossReason::MaxHold);
+        assert_eq!(hold.expiry_reason(Time::from_us(980_000)), LossReason::Expired);
+    }
+
+    #[tokio::test]
+    async fn loss_wakes_who_waits_for_it() {
+        let hold = Arc::new(hold(None));
+        let waiting = tokio::spawn({
+            let hold = hold.clone();
+            async move { hold.lost().await }
+        });
+        tokio::task::yield_now().await;
+        hold.lose(LossReason::Flushed);
+        assert_eq!(waiting.await.unwrap(), LossReason::Flushed);
+    }
+}

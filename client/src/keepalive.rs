@@ -1,0 +1,281 @@
+//! The keep-alive: renews every hold of the client before its lease is over, and says so at once when that has failed.
+//!
+//! One heap of due times, one task. What falls due within a short while is renewed in one go, so ten thousand holds cost a few
+//! pipelines a second and not ten thousand timers. The first renewal comes soon after the grant: it confirms the claim, and a hold
+//! shorter than that never pays for it. Then it renews at a third of the lease, a little earlier at random. A renewal without an
+//! answer is tried again until the local deadline; an answer of 0 is final. A hold that is over, given back or leaked is never renewed
+//! again: each renewal carries the token.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use flock_core::{Millis, Renew, Time, Token};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::clock::{believed_until, duration};
+use crate::engine::Engine;
+use crate::error::LossReason;
+use crate::event::Event;
+use crate::hold::Hold;
+use crate::link::{Answer, CallError, Pulse};
+use crate::wire;
+
+/// When the first renewal follows a grant that is a claim.
+const CONFIRM_AFTER: Duration = Duration::from_millis(50);
+/// What is due within this is done now; for short leases a twentieth of the lease.
+const COALESCE_US: u64 = 50_000;
+const BATCH_MAX: usize = 500;
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+/// The timer's clock stops while the machine sleeps; so it looks at the other one this often.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Entries of holds that have ended stay until they fall due, or until there are this many and then twice as many as live ones.
+const PRUNE_ABOVE_MIN: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// If this is still the number of the hold's next renewal.
+    Renew(u64),
+    /// Look whether the belief has run out.
+    Expire,
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: Time,
+    /// How much earlier it may be done.
+    slack_us: u64,
+    what: What,
+    hold: Arc<Hold>,
+}
+
+impl Entry {
+    fn earliest(&self) -> Time {
+        Time::from_us(self.at.as_us().saturating_sub(self.slack_us))
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+#[derive(Debug)]
+struct Due {
+    heap: BinaryHeap<Reverse<Entry>>,
+    prune_above: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct KeepAlive {
+    due: Mutex<Due>,
+    earlier: Notify,
+}
+
+impl KeepAlive {
+    pub(crate) fn new() -> Self {
+        Self { due: Mutex::new(Due { heap: BinaryHeap::new(), prune_above: PRUNE_ABOVE_MIN }), earlier: Notify::new() }
+    }
+
+    /// Takes charge of a new hold.
+    pub(crate) fn keep(&self, engine: &Engine, hold: &Arc<Hold>) {
+        let now = engine.clock.now();
+        if !hold.is_confirmed() {
+            // Without keep-alive the lease starts with the confirmation, so there is no reason to wait.
+            let after = if hold.keeping.keep_alive { CONFIRM_AFTER } else { Duration::ZERO };
+            let latest = engine.clock.until(hold.believed_until()) / 3;
+            self.renew_at(later(now, after.min(latest)), hold);
+        } else if hold.keeping.keep_alive {
+            self.renew_at(self.next_renewal(engine, now, hold), hold);
+        }
+        self.push(hold.believed_until(), What::Expire, hold);
+    }
+
+    /// Does what is due, for ever; runs on the client's thread.
+    pub(crate) async fn run(&self, engine: &Arc<Engine>) {
+        let mut epoch = engine.commands.epoch();
+        loop {
+            let now = engine.clock.now();
+            if engine.commands.epoch() != epoch {
+                epoch = engine.commands.epoch();
+                self.rebind_sessions(engine, now);
+            }
+            let (due, next) = self.take_due(now);
+            let mut renewals = Vec::new();
+            for entry in due {
+                match entry.what {
+                    _ if !entry.hold.is_kept() => {}
+                    What::Renew(number) if number != entry.hold.renewal.load(Relaxed) => {}
+                    What::Renew(_) if entry.hold.is_fresh(now) => {
+                        self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
+                    }
+                    What::Renew(_) if entry.hold.keeping.lease_at(now).is_some() => renewals.push(entry.hold),
+                    What::Renew(_) => {} // as long as allowed: the lease runs out
+                    What::Expire if now >= entry.hold.believed_until() => {
+                        engine.lose(&entry.hold, entry.hold.expiry_reason(now));
+                    }
+                    What::Expire => self.push(entry.hold.believed_until(), What::Expire, &entry.hold),
+                }
+            }
+            for batch in renewals.chunks(BATCH_MAX) {
+                let (engine, batch) = (Arc::clone(engine), batch.to_vec());
+                tokio::spawn(async move { engine.keepalive.renew(&engine, batch).await });
+            }
+            let pause = next.map_or(SLEEP_MAX, |next| engine.clock.until(next).min(SLEEP_MAX));
+            tokio::select! {
+                () = self.earlier.notified() => {}
+                () = engine.commands.newer_than(epoch) => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn renew(&self, engine: &Arc<Engine>, batch: Vec<Arc<Hold>>) {
+        let now = engine.clock.now();
+        let asked: Vec<_> = batch
+            .into_iter()
+            .filter(|hold| hold.is_kept())
+            .filter_map(|hold| hold.keeping.lease_at(now).map(|lease| (lease, hold.sure_token(), hold)))
+            .collect();
+        let requests = asked.iter().map(|(lease, token, hold)| request(hold, *lease, *token));
+        let answer = engine.commands.call_all(&wire::pipeline(requests), asked.len(), wire::yes_or_no).await;
+        match answer {
+            Ok(answer) => {
+                for ((lease, token, hold), reply) in asked.iter().zip(answer.reply) {
+                    let answer = Answer { reply, sent: answer.sent, pulse: Arc::clone(&answer.pulse) };
+                    self.settle(engine, hold, *lease, *token, answer);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(holds = asked.len(), ?error, "renewals without an answer");
+                for (_, _, hold) in &asked {
+                    self.try_again(engine, hold);
+                }
+            }
+        }
+    }
+
+    /// Takes the answer to one renewal, whoever sent it.
+    fn settle(
+        &self,
+        engine: &Arc<Engine>,
+        hold: &Arc<Hold>,
+        lease: Millis,
+        token: Option<Token>,
+        answer: Answer<Result<bool, CallError>>,
+    ) {
+        match answer.reply {
+            Ok(true) => {
+                engine.renewed(hold, lease, token, answer.sent, &answer.pulse);
+                if hold.keeping.keep_alive {
+                    self.renew_at(self.next_renewal(engine, answer.sent, hold), hold);
+                }
+            }
+            // The token changed while this was under way: it says nothing about the hold.
+            Ok(false) if token != hold.sure_token() => self.try_again(engine, hold),
+            Ok(false) => engine.lose(hold, LossReason::Gone),
+            Err(_) => self.try_again(engine, hold),
+        }
+    }
+
+    fn try_again(&self, engine: &Engine, hold: &Arc<Hold>) {
+        if !hold.is_kept() {
+            return;
+        }
+        let _ = engine.events.send(Event::RenewFailed { key: hold.key.to_vec(), token: hold.token() });
+        let after = engine.jitter.around(RETRY_AFTER).min(duration(hold.keeping.lease) / 10);
+        self.renew_at(later(engine.clock.now(), after), hold);
+    }
+
+    /// A third of the lease after `from`, or up to a sixth earlier than that.
+    fn next_renewal(&self, engine: &Engine, from: Time, hold: &Hold) -> Time {
+        let third = duration(hold.keeping.lease) / 3;
+        later(from, third - engine.jitter.up_to(third / 6))
+    }
+
+    /// A new connection: session holds live on it only once they have been renewed over it.
+    fn rebind_sessions(&self, engine: &Engine, now: Time) {
+        for hold in engine.parties.holds() {
+            if hold.session.is_some() && hold.keeping.keep_alive {
+                self.renew_at(now, &hold);
+            }
+        }
+    }
+
+    /// Renews then, and not at the time planned before.
+    fn renew_at(&self, at: Time, hold: &Arc<Hold>) {
+        let number = hold.renewal.fetch_add(1, Relaxed) + 1;
+        self.push(at, What::Renew(number), hold);
+    }
+
+    fn push(&self, at: Time, what: What, hold: &Arc<Hold>) {
+        let slack_us = match what {
+            What::Renew(_) => COALESCE_US.min(hold.keeping.lease.as_us() / 20),
+            What::Expire => 0,
+        };
+        let entry = Entry { at, slack_us, what, hold: Arc::clone(hold) };
+        let mut due = self.lock();
+        let is_first = due.heap.peek().is_none_or(|Reverse(first)| entry.earliest() < first.earliest());
+        due.heap.push(Reverse(entry));
+        if due.heap.len() > due.prune_above {
+            due.heap.retain(|Reverse(entry)| entry.hold.is_kept());
+            due.prune_above = PRUNE_ABOVE_MIN.max(2 * due.heap.len());
+        }
+        drop(due);
+        if is_first {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// What may be done now, and when to look again.
+    fn take_due(&self, now: Time) -> (Vec<Entry>, Option<Time>) {
+        let mut due = self.lock();
+        let mut taken = Vec::new();
+        while due.heap.peek().is_some_and(|Reverse(first)| first.earliest() <= now) {
+            taken.extend(due.heap.pop().map(|Reverse(entry)| entry));
+        }
+        // Not the first's earliest: what comes next may well be done together with it.
+        (taken, due.heap.peek().map(|Reverse(first)| first.at))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Due> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn request(hold: &Hold, lease: Millis, token: Option<Token>) -> Renew<'_> {
+    Renew { key: &hold.key, owner: &hold.owner, lease, token }
+}
+
+fn later(from: Time, after: Duration) -> Time {
+    let us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
+    Time::from_us(from.as_us().saturating_add(us))
+}
+
+impl Engine {
+    /// A renewal sent at `sent` was answered yes.
+    pub(crate) fn renewed(&self, hold: &Hold, lease: Millis, token: Option<Token>, sent: Time, pulse: &Arc<Pulse>) {
+        if token.is_some() {
+            hold.confirm();
+        }
+        hold.renewed(believed_until(sent, lease), pulse);
+    }
+}

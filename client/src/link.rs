@@ -1,0 +1,453 @@
+//! One connection that is always being kept up: it is watched, given up when it is dead or silent, and made anew.
+//!
+//! Each client has two. Commands go over one, messages come over the other: a subscription's confirmations on a connection that also
+//! carries commands could be taken for replies, and then every later reply would go to the wrong caller.
+//!
+//! A connection is given up when it breaks, when a reply cannot be one, and after [`LinkConfig::timeouts_max`] *sequential* timeouts:
+//! a command counts only if it was sent after the timeout counted before, so a wave of commands that time out together counts once.
+//! A heartbeat finds a silent connection though nobody uses it. Commands in flight then fail and are *not* sent again here: whoever
+//! sent them knows whether that is safe. Each new connection has a higher *epoch*; who waits for a message asks again when it changes.
+//!
+//! What was sent over a connection that is given up may still be on its way: the server would carry it out after what is sent over the
+//! next one. So the next one begins by killing its predecessor: then the server reads nothing more from it. It is named by number *and*
+//! address as the server sees them, so that after a restart of the server, which counts from 1 again, nobody else is hit. A user that
+//! may not do that falls back on the claim, which bounds what a late request costs.
+//!
+//! Delays between attempts are random below a doubling, bounded ceiling: many clients cut off together do not return together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use flock_core::Time;
+use flock_core::wire::error::ErrorCode;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, PushInfo, PushKind, RedisError, Value};
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::clock::Clock;
+use crate::error::{ServerError, Source};
+use crate::event::Event;
+use crate::jitter::{Backoff, Jitter};
+
+/// Requests that may wait for the socket; more make their senders wait.
+const BUFFERED_MAX: usize = 1024;
+const RECONNECT_DELAY_FIRST: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkConfig {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) heartbeat: Duration,
+    pub(crate) timeouts_max: u32,
+    pub(crate) reconnect_delay_max: Duration,
+}
+
+/// Takes a message, in the read loop: it must not block.
+pub(crate) type Hear = Box<dyn Fn(&[u8]) + Send + Sync>;
+
+/// What a link is for.
+pub(crate) enum Purpose {
+    Commands,
+    /// Hears what is published on `channel`.
+    Messages {
+        channel: String,
+        hear: Hear,
+    },
+}
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// There was no connection: nothing was sent.
+    NotSent(Source),
+    /// It was sent, or perhaps was; what became of it is unknown.
+    Unanswered(Source),
+    /// The server answered with an error: nothing was done.
+    Server(ServerError),
+}
+
+/// A reply, and when its request was sent: not earlier than that.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer<T> {
+    pub(crate) reply: T,
+    pub(crate) sent: Time,
+    /// Of the connection it came over.
+    pub(crate) pulse: Arc<Pulse>,
+}
+
+/// When a connection was certainly alive: the sending of the last request that was answered. It stands still once the connection is gone.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse(AtomicU64);
+
+impl Pulse {
+    pub(crate) fn beat(&self, sent: Time) {
+        self.0.fetch_max(sent.as_us(), Ordering::AcqRel);
+    }
+
+    pub(crate) fn last(&self) -> Time {
+        Time::from_us(self.0.load(Ordering::Acquire))
+    }
+}
+
+#[derive(Clone)]
+struct Up {
+    epoch: u64,
+    connection: MultiplexedConnection,
+    pulse: Arc<Pulse>,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    timeouts: u32,
+    /// When the last counted timeout was noticed: what was sent before that belongs to the same wave.
+    counted: Option<Time>,
+}
+
+pub(crate) struct Link {
+    config: LinkConfig,
+    client: Client,
+    purpose: Purpose,
+    clock: Clock,
+    jitter: Arc<Jitter>,
+    events: broadcast::Sender<Event>,
+    up: watch::Sender<Option<Up>>,
+    /// The highest epoch that is to be given up.
+    condemned: watch::Sender<u64>,
+    /// The number of the last attempt: each has its own, so that the end of one that failed is not taken for that of the next.
+    attempts: AtomicU64,
+    /// The number of the newest connection that came about.
+    epoch: AtomicU64,
+    health: Mutex<Health>,
+    /// Why the last attempt failed.
+    trouble: Mutex<Option<Arc<RedisError>>>,
+    /// The last connection, as the server sees it.
+    predecessor: Mutex<Option<Identity>>,
+}
+
+/// A connection as the server names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Identity {
+    id: String,
+    address: String,
+}
+
+impl Identity {
+    /// Reads what CLIENT INFO answers.
+    fn parse(reply: &Value) -> Option<Self> {
+        let text = match reply {
+            Value::BulkString(text) => str::from_utf8(text).ok()?,
+            Value::VerbatimString { text, .. } => text,
+            _ => return None,
+        };
+        let field = |name| text.split_whitespace().find_map(|field| field.strip_prefix(name)).map(str::to_owned);
+        Some(Self { id: field("id=")?, address: field("addr=")? })
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("name", &self.name()).field("epoch", &self.epoch()).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    pub(crate) fn new(
+        config: LinkConfig,
+        client: Client,
+        purpose: Purpose,
+        clock: Clock,
+        jitter: Arc<Jitter>,
+        events: broadcast::Sender<Event>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            client,
+            purpose,
+            clock,
+            jitter,
+            events,
+            up: watch::Sender::new(None),
+            condemned: watch::Sender::new(0),
+            attempts: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
+            health: Mutex::default(),
+            trouble: Mutex::default(),
+            predecessor: Mutex::default(),
+        })
+    }
+
+    /// The number of the newest connection, up or not.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Ends when there is a working connection with a higher number than `epoch`.
+    pub(crate) async fn newer_than(&self, epoch: u64) {
+        let mut up = self.up.subscribe();
+        // The sender is `self.up`: it lives as long as this borrow.
+        let _ = up.wait_for(|up| up.as_ref().is_some_and(|up| up.epoch > epoch)).await;
+    }
+
+    /// Ends when the link is up; fails with the last trouble when it is not by `until`, and at once if the server refuses us.
+    pub(crate) async fn first_up(&self, until: Instant) -> Result<(), CallError> {
+        let refused = async {
+            loop {
+                if let Some(error) = self.refusal() {
+                    return error;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            up = self.up_by(until) => up.map(drop),
+            error = refused => Err(CallError::Server(error)),
+        }
+    }
+
+    /// Sends a command, waiting for a connection if there is none, for as long as a reply may take.
+    pub(crate) async fn call<T>(&self, cmd: &Cmd, read: fn(&Value) -> Option<T>) -> Result<Answer<T>, CallError> {
+        let mut up = self.up_by(Instant::now() + self.config.response_timeout).await?;
+        let sent = self.clock.now();
+        let outcome = timeout(self.config.response_timeout, up.connection.send_packed_command(cmd)).await;
+        let reply = self.judge(&up, sent, outcome)?;
+        let reply = self.read(up.epoch, &reply, read)?;
+        Ok(Answer { reply, sent, pulse: up.pulse })
+    }
+
+    /// Sends commands in one go; the replies are judged one by one.
+    pub(crate) async fn call_all<T>(
+        &self,
+        pipeline: &Pipeline,
+        count: usize,
+        read: fn(&Value) -> Option<T>,
+    ) -> Result<Answer<Vec<Result<T, CallError>>>, CallError> {
+        let mut up = self.up_by(Instant::now() + self.config.response_timeout).await?;
+        let sent = self.clock.now();
+        let replies = up.connection.send_packed_commands(pipeline, 0, count);
+        let outcome = timeout(self.config.response_timeout, replies).await;
+        let replies = self.judge(&up, sent, outcome)?;
+        let reply = replies.iter().map(|reply| self.read(up.epoch, reply, read)).collect();
+        Ok(Answer { reply, sent, pulse: up.pulse })
+    }
+
+    /// Keeps the link up for ever; runs on the client's thread.
+    pub(crate) async fn keep_up(self: Arc<Self>) {
+        let mut backoff = Backoff::new(RECONNECT_DELAY_FIRST, self.config.reconnect_delay_max);
+        loop {
+            let epoch = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+            let begun = self.clock.now();
+            let attempt = timeout(self.config.connect_timeout, self.connect(epoch)).await;
+            match attempt.unwrap_or_else(|_| Err(timed_out("connecting timed out"))) {
+                Ok(connection) => {
+                    backoff.reset();
+                    self.epoch.store(epoch, Ordering::Release);
+                    *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Health::default();
+                    let up = Up { epoch, connection, pulse: Arc::default() };
+                    up.pulse.beat(begun);
+                    self.up.send_replace(Some(up.clone()));
+                    tracing::debug!(link = self.name(), epoch, "connected");
+                    let _ = self.events.send(Event::Connected { link: self.name() });
+                    self.watch_over(up).await;
+                    self.up.send_replace(None);
+                    tracing::warn!(link = self.name(), epoch, "connection given up");
+                    let _ = self.events.send(Event::Disconnected { link: self.name() });
+                }
+                Err(error) => {
+                    tracing::debug!(link = self.name(), %error, "cannot connect");
+                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
+                }
+            }
+            sleep(backoff.next(&self.jitter)).await;
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Commands => "commands",
+            Purpose::Messages { .. } => "messages",
+        }
+    }
+
+    async fn connect(self: &Arc<Self>, epoch: u64) -> Result<MultiplexedConnection, RedisError> {
+        let link = Arc::downgrade(self);
+        let hear = move |push: PushInfo| {
+            if let Some(link) = link.upgrade() {
+                link.hear(epoch, &push);
+            }
+            Ok::<_, redis::aio::SendError>(())
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None) // both are ours
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(BUFFERED_MAX)
+            .set_push_sender(hear);
+        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        self.replace_predecessor(&mut connection).await?;
+        if let Purpose::Messages { channel, .. } = &self.purpose {
+            connection.subscribe(channel).await?;
+        }
+        Ok(connection)
+    }
+
+    /// Ends the last connection at the server, if this user may, and becomes the last one.
+    async fn replace_predecessor(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut requests = redis::pipe();
+        requests.ignore_errors();
+        requests.cmd("CLIENT").arg("INFO");
+        if let Some(last) = &predecessor {
+            requests.cmd("CLIENT").arg("KILL").arg("ID").arg(&last.id).arg("ADDR").arg(&last.address);
+        }
+        let count = 1 + usize::from(predecessor.is_some());
+        let replies = connection.send_packed_commands(&requests, 0, count).await?;
+        *self.predecessor.lock().unwrap_or_else(PoisonError::into_inner) = replies.first().and_then(Identity::parse);
+        Ok(())
+    }
+
+    /// Runs in the connection's read loop.
+    fn hear(&self, epoch: u64, push: &PushInfo) {
+        match (&push.kind, &self.purpose) {
+            (PushKind::Message, Purpose::Messages { hear, .. }) => {
+                // What an older connection still delivers counts as well: each message is about one owner and one token.
+                if let Some(Value::BulkString(message)) = push.data.get(1) {
+                    hear(message);
+                }
+            }
+            (PushKind::Subscribe, Purpose::Messages { .. }) => {}
+            // The end of the connection, of the subscription, or something that has no business here.
+            _ => self.condemn(epoch),
+        }
+    }
+
+    /// Ends when the connection is condemned; asks it now and then whether it is there.
+    async fn watch_over(&self, mut up: Up) {
+        let epoch = up.epoch;
+        let mut condemned = self.condemned.subscribe();
+        let beat = async {
+            let ping = redis::cmd("PING");
+            let mut silent = false;
+            loop {
+                if !silent {
+                    sleep(self.jitter.around(self.config.heartbeat)).await;
+                }
+                let sent = self.clock.now();
+                let outcome = timeout(self.config.response_timeout, up.connection.send_packed_command(&ping)).await;
+                // After a timeout it is asked again at once. An error reply is a sign of life, and a broken link is condemned now.
+                silent = outcome.is_err();
+                let _ = self.judge(&up, sent, outcome);
+            }
+        };
+        tokio::select! {
+            _ = condemned.wait_for(|condemned| *condemned >= epoch) => {}
+            () = beat => {}
+        }
+    }
+
+    async fn up_by(&self, until: Instant) -> Result<Up, CallError> {
+        if let Some(up) = self.up.borrow().as_ref() {
+            return Ok(up.clone());
+        }
+        let mut up = self.up.subscribe();
+        match timeout_at(until, up.wait_for(Option::is_some)).await {
+            Ok(Ok(up)) if up.is_some() => up.as_ref().cloned().ok_or_else(|| self.not_sent()),
+            _ => Err(self.not_sent()),
+        }
+    }
+
+    fn not_sent(&self) -> CallError {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        CallError::NotSent(trouble.map_or_else(|| timed_out("not connected yet").into(), Into::into))
+    }
+
+    /// The server's refusal to let us in, if that was the last trouble and will be so again.
+    fn refusal(&self) -> Option<ServerError> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble.as_ref().and_then(|error| server_error(error)).filter(|error| !error.is_retryable())
+    }
+
+    fn judge<T>(
+        &self,
+        up: &Up,
+        sent: Time,
+        outcome: Result<Result<T, RedisError>, tokio::time::error::Elapsed>,
+    ) -> Result<T, CallError> {
+        match outcome {
+            Ok(Ok(reply)) => {
+                self.health.lock().unwrap_or_else(PoisonError::into_inner).timeouts = 0;
+                up.pulse.beat(sent);
+                Ok(reply)
+            }
+            Ok(Err(error)) => match server_error(&error) {
+                Some(error) => Err(CallError::Server(error)),
+                None => {
+                    self.condemn(up.epoch);
+                    Err(CallError::Unanswered(error.into()))
+                }
+            },
+            Err(_) => {
+                self.count_timeout(up.epoch, sent);
+                Err(CallError::Unanswered(timed_out("no answer in time").into()))
+            }
+        }
+    }
+
+    fn read<T>(&self, epoch: u64, reply: &Value, read: fn(&Value) -> Option<T>) -> Result<T, CallError> {
+        if let Value::ServerError(error) = reply {
+            let message = error.details().unwrap_or_default();
+            return Err(CallError::Server(ServerError::new(error.code(), message)));
+        }
+        read(reply).ok_or_else(|| {
+            tracing::warn!(link = self.name(), epoch, "a reply that cannot be one: the connection is out of step");
+            self.condemn(epoch);
+            CallError::Unanswered(timed_out("a reply that cannot be one").into())
+        })
+    }
+
+    fn count_timeout(&self, epoch: u64, sent: Time) {
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        if health.counted.is_none_or(|counted| sent >= counted) {
+            health.timeouts += 1;
+            health.counted = Some(self.clock.now());
+        }
+        if health.timeouts >= self.config.timeouts_max {
+            self.condemn(epoch);
+        }
+    }
+
+    fn condemn(&self, epoch: u64) {
+        self.condemned.send_if_modified(|condemned| {
+            let news = *condemned < epoch;
+            *condemned = (*condemned).max(epoch);
+            news
+        });
+    }
+}
+
+fn timed_out(what: &'static str) -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
+}
+
+fn server_error(error: &RedisError) -> Option<ServerError> {
+    let detail = || error.detail().unwrap_or_default();
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => Some(ServerError::new(ErrorCode::WrongPass.code(), detail())),
+        ErrorKind::InvalidClientConfig => Some(ServerError::new(ErrorCode::Err.code(), detail())),
+        _ => error.code().map(|code| ServerError::new(code, detail())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identity_is_read_from_what_the_server_says() {
+        let reply = Value::BulkString(b"id=7 addr=127.0.0.1:5 laddr=127.0.0.1:6379 fd=8 name= sub=0".to_vec());
+        let identity = Identity { id: "7".into(), address: "127.0.0.1:5".into() };
+        assert_eq!(Identity::parse(&reply), Some(identity));
+        assert_eq!(Identity::parse(&Value::Okay), None);
+        assert_eq!(Identity::parse(&Value::BulkString(b"name=x".to_vec())), None);
+    }
+}
