@@ -6,18 +6,20 @@
 
 use crate::ffi::cluster::SlotOwner;
 use crate::ffi::ctx::{Ctx, LogLevel};
-use crate::ffi::string::ServerString;
+use crate::ffi::string::{ServerStr, ServerString};
 use crate::perform::Shell;
 use crate::state::{self, with_table};
 use flock_core::lock::Change;
 use flock_core::refusal::EndReason;
 use flock_core::wait_queue::QueueId;
 use flock_core::{Name, wire};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// So many queues are looked at per tick: a check costs about a microsecond.
 const QUEUES_PER_TICK: usize = 1_000;
 
+/// Where the next tick goes on, so that all are looked at in turn.
+static NEXT_QUEUE: AtomicUsize = AtomicUsize::new(0);
 /// The highest mark that another node has announced.
 static HEARD: AtomicU64 = AtomicU64::new(0);
 
@@ -26,20 +28,29 @@ pub(crate) fn dismiss_moved(ctx: &Ctx<'_>) {
     if !ctx.flags().is_cluster() {
         return;
     }
+    let from = NEXT_QUEUE.load(Ordering::Relaxed);
     let queues: Vec<(QueueId, Name)> = with_table(|table| {
         let queues = table.queues();
-        queues.all().filter_map(|queue| Some((queue, queues.name(queue)?.clone()))).take(QUEUES_PER_TICK).collect()
+        let some = queues.all().skip(from).take(QUEUES_PER_TICK);
+        some.filter_map(|queue| Some((queue, queues.name(queue)?.clone()))).collect()
     })
     .unwrap_or_default();
+    let is_end = queues.len() < QUEUES_PER_TICK;
+    NEXT_QUEUE.store(if is_end { 0 } else { from + QUEUES_PER_TICK }, Ordering::Relaxed);
     for (queue, name) in queues {
-        let reason = match ctx.slot_owner(ServerString::new(name.key()).as_str()) {
-            SlotOwner::Here => continue,
-            SlotOwner::Elsewhere => EndReason::Moved,
-            SlotOwner::Nobody => EndReason::ClusterDown,
-        };
+        let Some(reason) = why_not_served(ctx, ServerString::new(name.key()).as_str()) else { continue };
         if let Some(decision) = with_table(|table| table.dismiss(queue, reason)) {
             Shell::in_turn(ctx).perform_keyless(decision);
         }
+    }
+}
+
+/// Why this node may grant nothing under this name, if it may not.
+pub(crate) fn why_not_served(ctx: &Ctx<'_>, name: ServerStr<'_>) -> Option<EndReason> {
+    match ctx.slot_owner(name) {
+        SlotOwner::Here => None,
+        SlotOwner::Elsewhere => Some(EndReason::Moved),
+        SlotOwner::Nobody => Some(EndReason::ClusterDown),
     }
 }
 

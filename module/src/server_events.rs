@@ -31,7 +31,8 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         Event::FlushStarted { db } => {
             let flags = ctx.flags();
             let speak = flags.is_primary() && !flags.is_loading();
-            let db = db.map(|db| u16::try_from(db).unwrap_or(u16::MAX));
+            // In a database above 65535 there are no locks.
+            let Ok(db) = db.map(u16::try_from).transpose() else { return };
             if let Some(decision) = with_table(|table| table.flushed(db, speak)) {
                 Shell::in_turn(ctx).perform_keyless(decision);
             }

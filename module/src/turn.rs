@@ -183,6 +183,10 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
         return;
     };
     let key_name = ServerString::new(name.key());
+    // The key may have gone because its slot moves: whoever waits here would be granted what is held there.
+    if let Some(reason) = cluster::why_not_served(&ctx, key_name.as_str()) {
+        dismiss(&ctx, name, expected, reason);
+    }
     let key = Key::open(&ctx, key_name.as_str(), Mode::Write);
     let lock = match key.state() {
         KeyState::Empty => None,
@@ -192,14 +196,7 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
             if let Some(gone) = expected {
                 with_table(|table| table.removed(gone, LossReason::Removed, true));
             }
-            let decision = with_table(|table| {
-                let queue = table.queues().of_name(name.db(), name.key())?;
-                Some(table.dismiss(queue, EndReason::WrongType))
-            })
-            .flatten();
-            if let Some(decision) = decision {
-                Shell::in_turn(&ctx).perform_keyless(decision);
-            }
+            dismiss(&ctx, name, None, EndReason::WrongType);
             return;
         }
     };
@@ -207,6 +204,18 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
     let decision = with_table(|table| table.look(now, place, expected, &mut Listeners(&ctx)));
     if let Some(decision) = decision {
         Shell::in_turn(&ctx).perform(key, key_name.as_str(), decision);
+    }
+}
+
+/// Ends the waits under a name that cannot be granted here.
+fn dismiss(ctx: &Ctx<'_>, name: &Name, lock: Option<LockId>, reason: EndReason) {
+    let decision = with_table(|table| {
+        let queues = table.queues();
+        let queue = lock.and_then(|lock| queues.of_lock(lock)).or_else(|| queues.of_name(name.db(), name.key()))?;
+        Some(table.dismiss(queue, reason))
+    });
+    if let Some(decision) = decision.flatten() {
+        Shell::in_turn(ctx).perform_keyless(decision);
     }
 }
 

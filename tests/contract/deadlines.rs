@@ -398,7 +398,8 @@ fn quiet(builder: &Builder) -> Server {
     builder.clone().config("hz", 1).config("dynamic-hz", "no").start()
 }
 
-/// Now is the end of what began at `start` and was to last so long: not before, and a [`TICK`] after it at most.
+/// Now is a [`TICK`] at most after the end of what began at `start` and was to last so long. (That nothing ends early, the tests
+/// of leases and waits of 1 to 20 ms show, which count from before sending.)
 #[track_caller]
 fn on_time(start: Instant, lasts_ms: u64) {
     let late = start.elapsed().saturating_sub(Duration::from_millis(lasts_ms));

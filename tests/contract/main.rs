@@ -38,6 +38,7 @@ mod scene;
 mod scripting;
 mod secrets;
 mod session;
+mod slots;
 mod smoke;
 mod soup;
 mod tokens;
