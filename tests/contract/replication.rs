@@ -227,6 +227,11 @@ fn replicas_own_append_only_file_is_complete(builder: Builder) {
     let primary = &servers.primary;
     let mut replica = builder.clone().appendonly().replica_of(primary).start();
     wait_in_step(primary, &replica);
+    // After a full synchronisation the file is begun anew, in the background: before that there is nothing to start from.
+    wait_until("the replica's file is begun", ANSWER_WITHIN, || {
+        let info = replica.info("persistence");
+        info.number("aof_rewrite_in_progress") == 0 && info.number("aof_rewrite_scheduled") == 0
+    });
     let mut conn = primary.connect(Protocol::Resp2);
     let mut traffic = Traffic::new(Random::new(), 20);
     for _ in 0..500 {
