@@ -101,44 +101,52 @@ pub enum Ended {
 /// concern many.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "effects must be performed: a grant that is not replicated or delivered is a broken promise"]
-pub struct Effects(Vec<Effect>);
+pub struct Effects {
+    list: Vec<Effect>,
+    /// From here on, no hold that ended is still to be marked as handed over.
+    marked_from: usize,
+}
 
 impl Effects {
     pub(crate) fn with_buffer(buffer: Vec<Effect>) -> Self {
         debug_assert!(buffer.is_empty());
-        Self(buffer)
+        Self { list: buffer, marked_from: 0 }
     }
 
     pub(crate) fn push(&mut self, effect: Effect) {
-        self.0.push(effect);
+        self.list.push(effect);
+        if let Some(Effect::Announce { .. }) = self.list.last() {
+            self.marked_from = self.list.len();
+        }
     }
 
     /// Marks the latest hold that ended in this step, if any, as handed over to `token`.
     pub(crate) fn handed_over(&mut self, token: Token) {
-        let ended = self.0.iter_mut().rev().find_map(|effect| match effect {
-            Effect::Announce { handed_to: handed_to @ None, .. } => Some(handed_to),
-            _ => None,
-        });
-        if let Some(handed_to) = ended {
-            *handed_to = Some(token);
+        // Each effect is passed once, however many waiters are granted in one step.
+        while let Some(index) = self.marked_from.checked_sub(1) {
+            self.marked_from = index;
+            if let Some(Effect::Announce { handed_to: handed_to @ None, .. }) = self.list.get_mut(index) {
+                *handed_to = Some(token);
+                return;
+            }
         }
     }
 
     /// The effects in order.
     pub fn iter(&self) -> core::slice::Iter<'_, Effect> {
-        self.0.iter()
+        self.list.iter()
     }
 
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     /// The list itself.
     #[must_use]
     pub fn into_vec(self) -> Vec<Effect> {
-        self.0
+        self.list
     }
 }
 
@@ -146,7 +154,7 @@ impl<'a> IntoIterator for &'a Effects {
     type Item = &'a Effect;
     type IntoIter = core::slice::Iter<'a, Effect>;
     fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
+        self.list.iter()
     }
 }
 

@@ -19,6 +19,8 @@ use core::num::NonZeroU64;
 pub struct Token(NonZeroU64);
 
 impl Token {
+    /// The smallest token.
+    pub const MIN: Self = Self(NonZeroU64::MIN);
     /// The largest token, 2^53 - 1.
     pub const MAX: u64 = (1 << 53) - 1;
 

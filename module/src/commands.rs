@@ -98,8 +98,18 @@ fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Renew<'_>>(args)?;
     let mut target = Target::open_for(ctx, args)?;
     let caller = Caller { blocked: 0, client: connection(ctx, target.flags) };
-    let renewed =
-        target.decide(ctx, |table, place| table.renew(state::now(), place, &request, caller, &mut Listeners(ctx)))?;
+    let mut token = None;
+    let renewed = target.decide(ctx, |table, place| {
+        let decision = table.renew(state::now(), place, &request, caller, &mut Listeners(ctx));
+        if decision.answer {
+            let lock = decision.lock.and_then(|lock| table.lock(lock));
+            token = lock.and_then(|lock| lock.held_by(request.owner)).map(|hold| hold.token);
+        }
+        decision
+    })?;
+    if let Some(token) = token {
+        blocking::told(token);
+    }
     reply::integer(ctx, i64::from(renewed));
     Ok(())
 }

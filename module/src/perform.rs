@@ -7,11 +7,12 @@ use crate::ffi::main_thread::MainThread;
 use crate::ffi::pubsub::ChannelKind;
 use crate::ffi::string::{ServerStr, ServerString};
 use crate::{blocking, cluster, propagation, state};
-use flock_core::effect::{Ended, KeyAction};
+use flock_core::effect::{Ended, KeyAction, WaitOutcome};
 use flock_core::lock::Change;
 use flock_core::wire;
 use flock_core::wire::message::{self, Announcement, OwnerMessage};
-use flock_core::{Audience, Decision, Effect, LockId};
+use flock_core::{Audience, Decision, Effect, LockId, Token};
+use std::cell::Cell;
 use std::ffi::CStr;
 
 /// The command that carries effects to replicas and the append-only file.
@@ -30,6 +31,8 @@ pub(crate) struct Shell<'a> {
     ctx: &'a Ctx<'a>,
     flags: ContextFlags,
     unit: Unit,
+    /// The grant made last in this step.
+    granted: Cell<Option<Token>>,
 }
 
 /// What kind of execution unit.
@@ -44,12 +47,12 @@ enum Unit {
 impl<'a> Shell<'a> {
     /// In a client's command; `flags` are those of its context.
     pub(crate) fn in_command(ctx: &'a Ctx<'_>, flags: ContextFlags) -> Self {
-        Self { ctx, flags, unit: Unit::Command }
+        Self { ctx, flags, unit: Unit::Command, granted: Cell::new(None) }
     }
 
     /// Outside any command.
     pub(crate) fn in_turn(ctx: &'a Ctx<'_>) -> Self {
-        Self { ctx, flags: ctx.flags(), unit: Unit::Turn }
+        Self { ctx, flags: ctx.flags(), unit: Unit::Turn, granted: Cell::new(None) }
     }
 
     /// Performs a decision about the key `name`, which is open, and gives the answer back.
@@ -98,12 +101,17 @@ impl<'a> Shell<'a> {
         match effect {
             Effect::Change(Change::Mark(mark)) => self.announce_mark(*mark),
             Effect::Change(change) => self.replicate(name, change),
-            Effect::Granted(_) => {
+            Effect::Granted(token) => {
+                self.granted.set(Some(*token));
                 if let Some(name) = name {
                     self.ctx.notify_keyspace_event(c"flock.granted", name);
                 }
             }
-            Effect::Finish { blocked, outcome } => blocking::finish(*blocked, *outcome, lock),
+            Effect::Finish { blocked, outcome } => {
+                // A hold that its owner had before is not taken back if this connection turns out to be gone.
+                let is_new = matches!(outcome, WaitOutcome::Granted(token) if self.granted.get() == Some(*token));
+                blocking::finish(*blocked, *outcome, lock.filter(|_| is_new));
+            }
             Effect::Tell { channel, name, owner, notice } => with_buffer(|buffer| {
                 OwnerMessage { notice: *notice, key: name.key(), owner }.encode(buffer);
                 self.publish(ServerString::new(channel).as_str(), buffer);

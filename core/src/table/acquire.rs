@@ -248,7 +248,7 @@ impl Table {
         };
         self.join_id(now, lock, token, request, effects);
         self.extend(now, lock, token, request, effects);
-        self.sessions.rebind(token, caller.client);
+        self.sessions.rebind((lock, token), caller.client);
         // A conversion to shared may have made room for waiting readers.
         self.serve(now, lock, None, audience, effects);
         Ok(Acquired::Granted(token))
@@ -357,7 +357,7 @@ impl Table {
         grant.deadline = Some(now.after(grant.lasts()));
         self.decide(now, lock, Change::Grant(grant), effects);
         effects.push(Effect::Granted(token));
-        self.sessions.bind(token, ask.client);
+        self.sessions.bind((lock, token), ask.client);
         self.stats.grants += 1;
         Ok(token)
     }

@@ -98,7 +98,7 @@ impl Table {
 
     /// The lease of a session hold lasts at most its grace once its connection has closed.
     fn cut_session(&mut self, now: Time, lock: LockId, token: Token) -> Option<Decision<()>> {
-        if self.sessions.client_of(token).is_some() {
+        if self.sessions.client_of((lock, token)).is_some() {
             return None; // renewed over another connection meanwhile
         }
         let hold = self.lock(lock)?.get(token)?;

@@ -109,7 +109,7 @@ impl Table {
         let renewed = renewal.is_some();
         if let (Some(lock), Some((token, change))) = (step.lock, renewal) {
             self.decide(now, lock, change, &mut step.effects);
-            self.sessions.rebind(token, caller.client);
+            self.sessions.rebind((lock, token), caller.client);
             self.stats.renewals += 1;
         } else {
             self.stats.renewals_lost += 1;

@@ -43,7 +43,7 @@ use crate::stats::Stats;
 use crate::time::Time;
 use crate::token::{Token, TokenCounter};
 use crate::wait_queue::{Ear, Queues};
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
@@ -130,7 +130,7 @@ pub struct Table {
     /// Grants that could not be delivered: they end when their place is looked at.
     undelivered: Vec<(LockId, Token)>,
     just_removed: Option<put_back::JustRemoved>,
-    to_put_back: Vec<put_back::JustRemoved>,
+    to_put_back: BTreeMap<Name, put_back::JustRemoved>,
     /// No new grants before this (after a promotion).
     grace_until: Option<Time>,
     /// The buffer of the last effects, to be used again.

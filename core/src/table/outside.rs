@@ -28,7 +28,8 @@ impl Table {
         if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
             let lost: Vec<Effect> = held.holds().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
             if reason == LossReason::Removed {
-                let holds = held.holds().map(|hold| (hold.to_grant(), self.sessions.client_of(hold.token))).collect();
+                let holds =
+                    held.holds().map(|hold| (hold.to_grant(), self.sessions.client_of((lock, hold.token)))).collect();
                 self.just_removed = Some(JustRemoved { name, holds, lost });
             } else {
                 self.pending.extend(lost.into_iter().map(Pending::Say));

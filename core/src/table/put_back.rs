@@ -30,10 +30,11 @@ impl Table {
         let Some(removed) = self.just_removed.take_if(|removed| removed.name == Name::new(db, key)) else { return };
         self.stats.removed -= removed.holds.len() as u64;
         self.stats.put_back += removed.holds.len() as u64;
-        // SWAPDB may have brought another lock here since an earlier one was taken: the later one is this place's.
-        self.give_up_putting_back(|name| *name == removed.name);
         self.pending.push_back(Pending::Look(removed.name.clone()));
-        self.to_put_back.push(removed);
+        // SWAPDB may have brought another lock here since an earlier one was taken: the later one is this place's.
+        if let Some(earlier) = self.to_put_back.insert(removed.name.clone(), removed) {
+            self.tell_lost(earlier);
+        }
     }
 
     /// Nobody has said that the server took the last key: its holders have lost it.
@@ -52,16 +53,19 @@ impl Table {
 
     /// These locks will not be put back after all: their holders have lost them. Says whether there were any.
     pub(super) fn give_up_putting_back(&mut self, which: impl Fn(&Name) -> bool) -> bool {
-        let given_up: Vec<JustRemoved> = self.to_put_back.extract_if(.., |removed| which(&removed.name)).collect();
-        let any = !given_up.is_empty();
-        given_up.into_iter().for_each(|removed| self.tell_lost(removed));
-        any
+        let given_up: Vec<Name> = self.to_put_back.keys().filter(|name| which(name)).cloned().collect();
+        for name in &given_up {
+            if let Some(removed) = self.to_put_back.remove(name) {
+                self.tell_lost(removed);
+            }
+        }
+        !given_up.is_empty()
     }
 
     /// A connection has closed while holds of its session were away.
     pub(super) fn unbind_away(&mut self, client: ClientId) {
         for (_, bound) in
-            self.just_removed.iter_mut().chain(&mut self.to_put_back).flat_map(|removed| &mut removed.holds)
+            self.just_removed.iter_mut().chain(self.to_put_back.values_mut()).flat_map(|removed| &mut removed.holds)
         {
             if *bound == Some(client) {
                 *bound = None;
@@ -75,8 +79,7 @@ impl Table {
         if self.to_put_back.is_empty() {
             return None;
         }
-        let name = place.name();
-        let removed = self.to_put_back.iter().find(|removed| removed.name == name)?;
+        let removed = self.to_put_back.get(&place.name())?;
         let mut lock = Lock::default();
         for (grant, _) in &removed.holds {
             lock.apply(&Change::Grant(grant.clone()), Start::AfterLoading);
@@ -90,8 +93,7 @@ impl Table {
             return;
         }
         let name = place.name();
-        let Some(index) = self.to_put_back.iter().position(|put_back| put_back.name == name) else { return };
-        let removed = self.to_put_back.swap_remove(index);
+        let Some(removed) = self.to_put_back.remove(&name) else { return };
         if step.was_held {
             return self.tell_lost(removed);
         }
@@ -108,6 +110,6 @@ impl Table {
             self.pending.push_back(Pending::Cut(lock, token));
         }
         self.decide(now, lock, Change::Grant(grant), &mut step.effects);
-        self.sessions.bind(token, client);
+        self.sessions.bind((lock, token), client);
     }
 }

@@ -9,15 +9,18 @@ use crate::token::Token;
 use crate::wait_queue::WaiterId;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::num::NonZeroU64;
+use core::num::{NonZeroU32, NonZeroU64};
 
 /// A connection, as the shell numbers it.
 pub type ClientId = NonZeroU64;
 
+/// A hold. Not by its token alone: RESTORE can bring a second hold with the same one.
+type HoldId = (LockId, Token);
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sessions {
-    holds: BTreeMap<Token, (LockId, Option<ClientId>)>,
-    by_client: BTreeSet<(ClientId, Token)>,
+    holds: BTreeMap<HoldId, Option<ClientId>>,
+    by_client: BTreeSet<(ClientId, HoldId)>,
     waiters: BTreeSet<(ClientId, WaiterId)>,
 }
 
@@ -26,92 +29,87 @@ impl Sessions {
     pub(super) fn before(&mut self, id: LockId, lock: &Lock, change: &Change) {
         match change {
             Change::Grant(grant) if grant.terms.as_ref().is_some_and(|terms| terms.session.is_some()) => {
-                self.holds.entry(grant.token).or_insert((id, None));
+                self.holds.entry((id, grant.token)).or_default();
             }
             Change::Mode { old, new, .. } if old != new => {
-                if let Some((lock, client)) = self.forget(*old) {
-                    self.holds.insert(*new, (lock, None));
-                    self.bind(*new, client);
+                if let Some(client) = self.forget((id, *old)) {
+                    self.holds.insert((id, *new), None);
+                    self.bind((id, *new), client);
                 }
             }
-            Change::End { token: Some(token) } => drop(self.forget(*token)),
-            Change::End { token: None } => self.forget_all(lock),
+            Change::End { token: Some(token) } => drop(self.forget((id, *token))),
+            Change::End { token: None } => self.forget_all(id, lock),
             Change::Grant(_) | Change::Mode { .. } | Change::Renew { .. } | Change::Ids { .. } | Change::Mark(_) => {}
         }
     }
 
     /// The lock is gone with all its holds.
-    pub(super) fn forget_all(&mut self, lock: &Lock) {
+    fn forget_all(&mut self, id: LockId, lock: &Lock) {
         if !self.holds.is_empty() {
             for hold in lock.holds() {
-                self.forget(hold.token);
+                self.forget((id, hold.token));
             }
         }
     }
 
-    fn forget(&mut self, token: Token) -> Option<(LockId, Option<ClientId>)> {
+    fn forget(&mut self, hold: HoldId) -> Option<Option<ClientId>> {
         if self.holds.is_empty() {
             return None;
         }
-        let session = self.holds.remove(&token)?;
-        if let Some(client) = session.1 {
-            self.by_client.remove(&(client, token));
+        let client = self.holds.remove(&hold)?;
+        if let Some(client) = client {
+            self.by_client.remove(&(client, hold));
         }
-        Some(session)
+        Some(client)
     }
 
-    /// The session hold with this token now lives on this connection.
-    pub(super) fn bind(&mut self, token: Token, client: Option<ClientId>) {
-        let Some((_, bound)) = self.holds.get_mut(&token) else {
-            return;
-        };
+    /// This session hold now lives on this connection.
+    pub(super) fn bind(&mut self, hold: HoldId, client: Option<ClientId>) {
+        let Some(bound) = self.holds.get_mut(&hold) else { return };
         if let Some(old) = core::mem::replace(bound, client) {
-            self.by_client.remove(&(old, token));
+            self.by_client.remove(&(old, hold));
         }
         if let Some(client) = client {
-            self.by_client.insert((client, token));
+            self.by_client.insert((client, hold));
         }
     }
 
     /// The session hold was renewed over this connection; over none (a script) it stays where it is.
-    pub(super) fn rebind(&mut self, token: Token, client: Option<ClientId>) {
+    pub(super) fn rebind(&mut self, hold: HoldId, client: Option<ClientId>) {
         if client.is_some() {
-            self.bind(token, client);
+            self.bind(hold, client);
         }
     }
 
     /// The connection has closed: its holds, which have none from now on.
-    pub(super) fn unbind_client(&mut self, client: ClientId) -> Vec<(LockId, Token)> {
-        let tokens: Vec<Token> =
-            self.by_client.range((client, FIRST)..=(client, LAST)).map(|(_, token)| *token).collect();
-        tokens
-            .into_iter()
-            .filter_map(|token| {
-                self.bind(token, None);
-                self.holds.get(&token).map(|(lock, _)| (*lock, token))
-            })
-            .collect()
+    pub(super) fn unbind_client(&mut self, client: ClientId) -> Vec<HoldId> {
+        let holds: Vec<HoldId> = self
+            .by_client
+            .range((client, FIRST)..)
+            .take_while(|(of, _)| *of == client)
+            .map(|(_, hold)| *hold)
+            .collect();
+        for hold in &holds {
+            self.bind(*hold, None);
+        }
+        holds
     }
 
     /// Every session hold without a connection.
-    pub(super) fn unbound(&self) -> Vec<(LockId, Token)> {
-        self.holds
-            .iter()
-            .filter(|(_, (_, client))| client.is_none())
-            .map(|(token, (lock, _))| (*lock, *token))
-            .collect()
+    pub(super) fn unbound(&self) -> Vec<HoldId> {
+        self.holds.iter().filter(|(_, client)| client.is_none()).map(|(hold, _)| *hold).collect()
     }
 
     /// The connection this hold lives on.
-    pub(super) fn client_of(&self, token: Token) -> Option<ClientId> {
-        self.holds.get(&token).and_then(|(_, client)| *client)
+    pub(super) fn client_of(&self, hold: HoldId) -> Option<ClientId> {
+        self.holds.get(&hold).copied().flatten()
     }
 
     /// No connection counts any more (demotion).
     pub(super) fn unbind_all(&mut self) {
         self.by_client.clear();
         self.waiters.clear();
-        for (_, client) in self.holds.values_mut() {
+        for client in self.holds.values_mut() {
             *client = None;
         }
     }
@@ -130,11 +128,5 @@ impl Sessions {
     }
 }
 
-const FIRST: Token = match Token::new(1) {
-    Some(token) => token,
-    None => unreachable!(),
-};
-const LAST: Token = match Token::new(Token::MAX) {
-    Some(token) => token,
-    None => unreachable!(),
-};
+/// The least of all.
+const FIRST: HoldId = (LockId::new(NonZeroU32::MIN), Token::MIN);
