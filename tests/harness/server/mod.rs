@@ -248,10 +248,16 @@ impl Server {
         fs::metadata(self.log_path()).map_or(0, |metadata| metadata.len())
     }
 
-    /// Stops the process where it is (SIGSTOP); the kernel still accepts connections for it.
+    /// Stops the process where it is (SIGSTOP); the kernel still accepts connections for it. Returns when it has stopped: the signal
+    /// alone is only a request, and what is sent meanwhile would still be served.
     #[track_caller]
     pub fn sigstop(&self) {
         self.signal(Signal::SIGSTOP);
+        wait_until("the server has stopped", ANSWER_WITHIN, || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+            // The state stands behind the name, which is in parentheses.
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        });
     }
 
     /// Lets it go on.
