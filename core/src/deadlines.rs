@@ -22,8 +22,8 @@ const OVERDUE_MAX_US: u64 = 2 * 24 * 3600 * 1_000_000;
 const STEP_SHIFT: u32 = 10;
 /// Children per node: shallower than a binary heap, and four entries share a cache line.
 const ARITY: usize = 4;
-/// An empty heap keeps a table of places up to this size.
-const KEPT_BYTES: usize = 4096;
+/// An empty heap keeps memory up to this size.
+const KEPT_BYTES: usize = 16 * 1024;
 /// What one deadline takes: its entry, and its number's place.
 pub(crate) const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<u32>();
 /// Not in the heap.
@@ -47,6 +47,8 @@ pub struct Deadlines {
     heap: Pages<Entry>,
     /// From number to place in the heap.
     places: Pages<u32>,
+    /// Where the next [`Deadlines::sweep`] goes on, downwards.
+    swept: usize,
     /// The first entry's time in steps, in full.
     first_step: u64,
 }
@@ -101,7 +103,11 @@ impl Deadlines {
         self.note_absent(number);
         let Some(last) = self.heap.pop() else { return };
         if place == self.heap.len() {
-            return; // it was the last itself
+            // It was the last itself.
+            if place == 0 {
+                self.give_back();
+            }
+            return;
         }
         if place == 0 {
             self.first_changes_to(last);
@@ -129,6 +135,27 @@ impl Deadlines {
         *self = Self::default();
         for (number, at) in deadlines {
             self.set(number, at.max(now));
+        }
+    }
+
+    /// Looks at a few entries, and drops those of things that need none. Called for each thing that stops to need one while those
+    /// are more than the others, it keeps up with them.
+    pub fn sweep(&mut self, is_needed: impl Fn(u32) -> bool) {
+        for _ in 0..ARITY {
+            let Some(place) = self.swept.min(self.heap.len()).checked_sub(1).or(self.heap.len().checked_sub(1)) else {
+                return;
+            };
+            self.swept = place;
+            if let Some(number) = self.heap.get(place).map(|entry| entry.number).filter(|number| !is_needed(*number)) {
+                self.remove(number);
+            }
+        }
+    }
+
+    /// Nothing needs its entry any more: the memory goes back, unless it is little.
+    pub fn give_back(&mut self) {
+        if self.heap_bytes() > KEPT_BYTES {
+            *self = Self::default();
         }
     }
 
@@ -221,10 +248,6 @@ impl Deadlines {
     fn note_absent(&mut self, number: u32) {
         if let Some(slot) = self.places.get_mut(number as usize) {
             *slot = ABSENT;
-        }
-        if self.heap.len() == 1 && self.places.heap_bytes() > KEPT_BYTES {
-            // The last one goes: give the table back too.
-            self.places = Pages::default();
         }
     }
 }
@@ -329,6 +352,23 @@ mod tests {
         assert_eq!(deadlines.first().map(|(_, number)| number), Some(1));
         deadlines.remove(1);
         assert_eq!(deadlines.first().map(|(_, number)| number), Some(2));
+    }
+
+    #[test]
+    fn idle_entries_are_swept_as_fast_as_they_come() {
+        let mut deadlines = Deadlines::default();
+        for number in 0..10_000 {
+            deadlines.set(number, Time::from_us(u64::from(number) << STEP_SHIFT));
+        }
+        // The first half becomes idle, unnoticed; then each of the rest says so.
+        for idle in 5000..10_000 {
+            deadlines.remove(idle);
+            deadlines.sweep(|number| number > idle);
+            let needed = 9_999 - idle as usize;
+            // It may have to come past those that are needed first.
+            assert!(deadlines.len() <= 2 * needed + 10_000 / ARITY, "{} entries for {needed}", deadlines.len());
+        }
+        assert!(deadlines.is_empty());
     }
 
     #[test]

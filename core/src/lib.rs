@@ -41,6 +41,7 @@ pub mod request;
 pub mod snapshot;
 pub mod stats;
 pub mod table;
+mod tenure;
 pub mod time;
 pub mod token;
 pub mod wait_queue;

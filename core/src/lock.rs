@@ -8,11 +8,13 @@
 
 use crate::bytes::Bytes;
 use crate::deadlines::DURATION_MAX;
+use crate::tenure::Tenure;
 use crate::time::{Millis, Time};
 use crate::token::Token;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use core::fmt;
 use core::num::NonZeroU32;
 
 /// Who asks: bytes chosen by the client, compared as they are, fresh per acquisition. Up to 38 bytes (any UUID) need no allocation.
@@ -53,29 +55,46 @@ impl Terms {
 }
 
 /// A current grant.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Hold {
     /// Who holds.
     pub owner: Owner,
     /// The fencing token.
     pub token: Token,
-    /// When it ends: the hold is the half-open interval up to here. `Time::NEVER`: loaded, and its lease has not started yet.
-    pub deadline: Time,
-    /// When it was granted (or loaded).
-    pub granted: Time,
-    /// How long a grant lasts: what a server on another boot starts anew.
-    pub lease: Millis,
-    /// Exclusive or shared.
-    pub mode: Mode,
+    tenure: Tenure,
     /// The rarely used conditions.
     pub terms: Option<Box<Terms>>,
 }
 
 impl Hold {
+    /// When it ends: the hold is the half-open interval up to here. `Time::NEVER`: loaded, and its lease has not started yet.
+    #[must_use]
+    pub fn deadline(&self) -> Time {
+        self.tenure.deadline()
+    }
+
+    /// When it was granted (or loaded), rounded down to a millisecond. `Time::NEVER`: loaded, and its lease has not started yet.
+    #[must_use]
+    pub fn granted(&self) -> Time {
+        self.tenure.granted()
+    }
+
+    /// How long a grant lasts: what a server on another boot starts anew.
+    #[must_use]
+    pub fn lease(&self) -> Millis {
+        self.tenure.lease()
+    }
+
+    /// Exclusive or shared.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.tenure.mode()
+    }
+
     /// Whether the lease is over.
     #[must_use]
     pub fn is_over(&self, now: Time) -> bool {
-        self.deadline <= now
+        self.deadline() <= now
     }
 
     /// The claim that still waits for its confirmation.
@@ -130,10 +149,10 @@ impl Hold {
     pub fn to_grant(&self) -> Grant {
         Grant {
             owner: self.owner.clone(),
-            mode: self.mode,
+            mode: self.mode(),
             token: self.token,
-            lease: self.lease,
-            deadline: (self.deadline != Time::NEVER).then_some(self.deadline),
+            lease: self.lease(),
+            deadline: Some(self.deadline()).filter(|deadline| *deadline != Time::NEVER),
             terms: self.terms.clone(),
         }
     }
@@ -152,6 +171,20 @@ impl Hold {
                 + terms.ids.iter().map(|id| size_of::<Id>() + id.heap_bytes()).sum::<usize>()
         });
         self.owner.heap_bytes() + terms
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("owner", &self.owner)
+            .field("token", &self.token)
+            .field("mode", &self.mode())
+            .field("granted", &self.granted())
+            .field("deadline", &self.deadline())
+            .field("lease", &self.lease())
+            .field("terms", &self.terms)
+            .finish()
     }
 }
 
@@ -270,13 +303,13 @@ impl Many {
     fn insert(&mut self, hold: Hold) {
         self.remove(hold.token);
         self.by_owner.insert(hold.owner.clone(), hold.token);
-        self.by_deadline.insert((hold.deadline, hold.token));
+        self.by_deadline.insert((hold.deadline(), hold.token));
         self.by_token.insert(hold.token, hold);
     }
 
     fn remove(&mut self, token: Token) -> Option<Hold> {
         let hold = self.by_token.remove(&token)?;
-        self.by_deadline.remove(&(hold.deadline, token));
+        self.by_deadline.remove(&(hold.deadline(), token));
         // Only if the owner's entry is this hold's: a newer hold of the same owner keeps its own.
         if self.by_owner.get(&hold.owner) == Some(&token) {
             self.by_owner.remove(&hold.owner);
@@ -313,8 +346,8 @@ impl Lock {
     pub fn mode(&self) -> Option<Mode> {
         match &self.0 {
             Holders::None => None,
-            Holders::One(hold) => Some(hold.mode),
-            Holders::Many(many) => many.by_token.values().next().map(|hold| hold.mode),
+            Holders::One(hold) => Some(hold.mode()),
+            Holders::Many(many) => many.by_token.values().next().map(Hold::mode),
         }
     }
 
@@ -363,7 +396,7 @@ impl Lock {
     pub fn next_deadline(&self) -> Time {
         match &self.0 {
             Holders::None => Time::NEVER,
-            Holders::One(hold) => hold.deadline,
+            Holders::One(hold) => hold.deadline(),
             Holders::Many(many) => many.by_deadline.first().map_or(Time::NEVER, |(deadline, _)| *deadline),
         }
     }
@@ -385,14 +418,14 @@ impl Lock {
         match change {
             Change::Grant(grant) => self.insert(grant, start),
             Change::Renew { token, lease, deadline } => self.edit(*token, |hold| {
-                hold.lease = *lease;
-                hold.deadline = deadline.unwrap_or_else(|| start.deadline(*lease));
+                hold.tenure.set_lease(*lease);
+                hold.tenure.set_deadline(deadline.unwrap_or_else(|| start.deadline(*lease)));
                 if hold.claim().is_some() {
                     hold.edit_terms(|terms| terms.claim = None);
                 }
             }),
             Change::Mode { old, new, mode } => self.edit(*old, |hold| {
-                hold.mode = *mode;
+                hold.tenure.set_mode(*mode);
                 hold.token = *new;
                 if old != new {
                     hold.edit_terms(|terms| terms.converted_from = Some(*old));
@@ -416,9 +449,9 @@ impl Lock {
     /// Starts the leases that were loaded without a deadline.
     pub fn start(&mut self, now: Time) {
         let waiting: Vec<Token> =
-            self.holds().filter(|hold| hold.granted == Time::NEVER).map(|hold| hold.token).collect();
+            self.holds().filter(|hold| hold.granted() == Time::NEVER).map(|hold| hold.token).collect();
         for token in waiting {
-            self.edit(token, |hold| hold.granted = now);
+            self.edit(token, |hold| hold.tenure.set_granted(now));
         }
         // An exact deadline of this boot stays, one that has not started yet starts.
         self.cap(now);
@@ -429,7 +462,8 @@ impl Lock {
         let tokens: Vec<Token> = self.holds().map(|hold| hold.token).collect();
         for token in tokens {
             self.edit(token, |hold| {
-                hold.deadline = hold.deadline.min(Start::Now(now).deadline(hold.claim().unwrap_or(hold.lease)));
+                let longest = Start::Now(now).deadline(hold.claim().unwrap_or(hold.lease()));
+                hold.tenure.set_deadline(hold.deadline().min(longest));
             });
         }
     }
@@ -450,14 +484,12 @@ impl Lock {
     }
 
     fn insert(&mut self, grant: &Grant, start: Start) {
-        let granted = self.get(grant.token).map_or_else(|| start.granted(), |hold| hold.granted);
+        let granted = self.get(grant.token).map_or_else(|| start.granted(), Hold::granted);
+        let deadline = grant.deadline.unwrap_or_else(|| start.deadline(grant.lasts()));
         let hold = Hold {
             owner: grant.owner.clone(),
             token: grant.token,
-            deadline: grant.deadline.unwrap_or_else(|| start.deadline(grant.lasts())),
-            granted,
-            lease: grant.lease,
-            mode: grant.mode,
+            tenure: Tenure::new(deadline, granted, grant.lease, grant.mode),
             terms: grant.terms.clone().filter(|terms| !terms.is_plain()),
         };
         self.put(hold);
@@ -518,7 +550,7 @@ mod tests {
     #[test]
     fn a_lock_with_one_holder_is_small() {
         // Memory follows held locks: these two sizes are most of it.
-        assert_eq!(size_of::<Hold>(), 80);
-        assert_eq!(size_of::<Lock>(), 80);
+        assert_eq!(size_of::<Hold>(), 72);
+        assert_eq!(size_of::<Lock>(), 72);
     }
 }

@@ -114,7 +114,7 @@ pub fn decode_counter(bytes: &[u8]) -> Result<CounterImage, Corrupt> {
 }
 
 fn encode_hold(hold: &Hold, boot: u64, out: &mut Vec<u8>) {
-    let deadline = (hold.deadline != Time::NEVER && boot != 0).then_some(hold.deadline.as_us());
+    let deadline = (hold.deadline() != Time::NEVER && boot != 0).then_some(hold.deadline().as_us());
     let terms = hold.terms.as_deref();
     let claim = terms.and_then(|terms| terms.claim);
     let session = terms.and_then(|terms| terms.session);
@@ -123,7 +123,7 @@ fn encode_hold(hold: &Hold, boot: u64, out: &mut Vec<u8>) {
     let label = terms.map(|terms| terms.label.as_slice()).filter(|label| !label.is_empty());
     let ids = terms.map(|terms| &terms.ids).filter(|ids| !ids.is_empty());
     let flags = [
-        (SHARED, hold.mode == Mode::Shared),
+        (SHARED, hold.mode() == Mode::Shared),
         (DEADLINE, deadline.is_some()),
         (CLAIM, claim.is_some()),
         (SESSION, session.is_some()),
@@ -134,7 +134,7 @@ fn encode_hold(hold: &Hold, boot: u64, out: &mut Vec<u8>) {
     ];
     out.push(flags.iter().filter(|(_, is_there)| *is_there).fold(0, |byte, (flag, _)| byte | flag));
     push_number(out, hold.token.get());
-    push_number(out, hold.lease.as_ms().into());
+    push_number(out, hold.lease().as_ms().into());
     let numbers = [
         deadline,
         claim.map(|claim| claim.as_ms().into()),

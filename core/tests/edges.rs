@@ -66,7 +66,7 @@ fn conversion_without_a_token_leaves_the_hold_as_it_was() {
     assert_eq!(world.acquire(0, &Acquire { mode: Mode::Shared, ..ask("a") }, None), last(&world));
     let convert = Acquire { convert: Token::new(Token::MAX), ..ask("a") };
     assert_eq!(world.acquire(0, &convert, None), Err(Refusal::TokensExhausted));
-    assert_eq!(world.primary.holds(0).next().map(|hold| hold.mode), Some(Mode::Shared));
+    assert_eq!(world.primary.holds(0).next().map(|hold| hold.mode()), Some(Mode::Shared));
     world.check_always();
 }
 

@@ -796,8 +796,8 @@ impl State {
                 view.promises.drain(..).for_each(|promise| self.stale[promise.owner] = Some(promise.token));
             }
             for (promise, hold) in view.promises.iter_mut().zip(self.world.primary.holds(spot)) {
-                assert!(hold.deadline >= promise.until, "a lease ends earlier after a failover");
-                promise.until = hold.deadline;
+                assert!(hold.deadline() >= promise.until, "a lease ends earlier after a failover");
+                promise.until = hold.deadline();
                 promise.client = None;
             }
         }
@@ -871,8 +871,8 @@ impl State {
                 let hold = holds.next().expect("a promised hold is there");
                 assert_eq!(hold.owner.as_slice(), OWNERS[promise.owner].as_bytes());
                 assert_eq!(hold.token, promise.token);
-                assert_eq!(hold.mode == Mode::Shared, promise.shared);
-                assert_eq!(hold.deadline, promise.until, "S1: a lease ends when it was promised to end");
+                assert_eq!(hold.mode() == Mode::Shared, promise.shared);
+                assert_eq!(hold.deadline(), promise.until, "S1: a lease ends when it was promised to end");
                 assert_eq!(hold.claim(), promise.claim);
                 assert_eq!(hold.session(), promise.session);
                 assert!(hold.ids().map(|id| id.as_slice()).eq(promise.ids.iter().map(|id| IDS[*id])), "S7: other ids");
@@ -919,12 +919,12 @@ impl State {
                     // The replica's deadline counts after a failover.
                     let replica = self.world.replica.lock(spot).and_then(|lock| lock.get(promise.token));
                     let lease =
-                        self.world.primary.lock(spot).and_then(|lock| lock.get(promise.token)).map(|hold| hold.lease);
+                        self.world.primary.lock(spot).and_then(|lock| lock.get(promise.token)).map(|hold| hold.lease());
                     record.extend([
                         1000 + spot as u64,
                         rank(Some(promise.token)),
                         rank(promise.converted_from),
-                        left(promise.until) * 100 + replica.map_or(0, |hold| left(hold.deadline)),
+                        left(promise.until) * 100 + replica.map_or(0, |hold| left(hold.deadline())),
                         millis(lease) * 100 + millis(promise.claim) * 10 + millis(promise.session),
                         u64::from(promise.shared) * 16
                             + u64::from(promise.client.is_some()) * 8

@@ -514,8 +514,8 @@ impl Core {
             for (naive, core) in naive.into_iter().zip(self.world.primary.holds(key)) {
                 assert_eq!(naive.owner.as_bytes(), core.owner.as_slice());
                 assert_eq!(self.token(naive.token), core.token);
-                assert_eq!(naive.shared, core.mode == Mode::Shared);
-                assert_eq!(naive.until, core.deadline.as_us(), "{} holds until another time", naive.owner);
+                assert_eq!(naive.shared, core.mode() == Mode::Shared);
+                assert_eq!(naive.until, core.deadline().as_us(), "{} holds until another time", naive.owner);
                 assert_eq!(naive.claim_ms.map(millis), core.claim());
                 assert_eq!(naive.session_ms.map(millis), core.session());
                 assert_eq!(naive.has_channel, core.channel().is_some());

@@ -3,13 +3,13 @@
 use crate::ffi;
 use crate::ffi::acl::CurrentUser;
 use crate::ffi::args::Args;
-use crate::ffi::ctx::{ContextFlags, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::key::{Key, KeyState, Mode};
 use crate::ffi::reply;
 use crate::ffi::string::{ServerStr, ServerString};
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
-use crate::{apply, blocking, config, inspect, turn};
+use crate::{apply, blocking, config, inspect, role};
 use flock_core::request::{Acquire, Release, Renew, Revoke, Wait};
 use flock_core::table::{Acquired, Caller};
 use flock_core::wire::command::{Check, Command, Info, List};
@@ -55,16 +55,17 @@ pub(crate) fn dispatch(index: usize, ctx: &Ctx<'_>, args: Args<'_>) {
 fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let mut request = parse::<Acquire<'_>>(args)?;
     let mut target = Target::open_for(ctx, args)?;
-    let flags = target.flags;
     may_speak_on(ctx, &target, &request)?;
-    may_bind(ctx, flags, &mut request)?;
+    may_bind(ctx, &mut request)?;
     if let Some(floor) = request.floor {
         let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(REENTERED)?;
-        Shell::in_command(ctx, flags).perform_keyless(raised)?;
+        Shell::in_command(ctx).perform_keyless(raised)?;
     }
-    let caller = Caller { blocked: blocking::next_number(), client: connection(ctx, flags) };
-    let answer = target
-        .decide(ctx, |table, place| table.acquire(state::now(), place, &request, caller, &mut Listeners(ctx)))??;
+    let blocked = if let Wait::Block(_) = request.wait { blocking::next_number() } else { 0 };
+    let answer = target.decide(ctx, |table, place| {
+        let client = if request.session.is_some() || table.has_sessions() { connection(ctx) } else { None };
+        table.acquire(state::now(), place, &request, Caller { blocked, client }, &mut Listeners(ctx))
+    })??;
     match (answer, request.wait) {
         (Acquired::Granted(token), _) => {
             blocking::told(token);
@@ -97,9 +98,9 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Renew<'_>>(args)?;
     let mut target = Target::open_for(ctx, args)?;
-    let caller = Caller { blocked: 0, client: connection(ctx, target.flags) };
     let mut token = None;
     let renewed = target.decide(ctx, |table, place| {
+        let caller = Caller { blocked: 0, client: if table.has_sessions() { connection(ctx) } else { None } };
         let decision = table.renew(state::now(), place, &request, caller, &mut Listeners(ctx));
         if decision.answer {
             let lock = decision.lock.and_then(|lock| table.lock(lock));
@@ -124,7 +125,7 @@ fn revoke(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn check(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Check<'_>>(args)?;
-    if !ctx.flags().is_primary() {
+    if !role::is_primary(ctx) {
         return Err(WireError::READ_ONLY);
     }
     let name = args.string(1).ok_or(NO_KEY)?;
@@ -144,18 +145,14 @@ struct Target<'a> {
     key: Option<Key<'a>>,
     name: ServerStr<'a>,
     db: u16,
-    flags: ContextFlags,
 }
 
 impl<'a> Target<'a> {
     /// Opens the key in argument 1, on a primary that may grant.
     fn open_for(ctx: &'a Ctx<'_>, args: Args<'a>) -> Result<Self, WireError> {
-        let flags = ctx.flags();
-        // While loading only the append-only file's client gets here, and it applies: it never asks.
-        if !flags.is_primary() || flags.is_loading() {
+        if !role::decides(ctx) {
             return Err(WireError::READ_ONLY);
         }
-        turn::become_primary(ctx);
         let name = args.string(1).ok_or(NO_KEY)?;
         let db = u16::try_from(ctx.selected_db())
             .map_err(|_| WireError::fixed(ErrorCode::Err, "locks are possible in databases 0 to 65535 only"))?;
@@ -163,7 +160,7 @@ impl<'a> Target<'a> {
         if key.state() == KeyState::OtherType {
             return Err(WireError::WRONG_TYPE);
         }
-        Ok(Self { key: Some(key), name, db, flags })
+        Ok(Self { key: Some(key), name, db })
     }
 
     /// Runs a verb on the key and performs what it decided.
@@ -179,7 +176,7 @@ impl<'a> Target<'a> {
         };
         let place = Place { db: self.db, key: self.name.bytes(), lock };
         let decision = with_table(|table| verb(table, place)).ok_or(REENTERED)?;
-        Ok(Shell::in_command(ctx, self.flags).perform(key, self.name, decision))
+        Ok(Shell::in_command(ctx).perform(key, self.name, decision))
     }
 }
 
@@ -192,7 +189,7 @@ fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> {
 fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Result<(), WireError> {
     let Some(channel) = request.channel else { return Ok(()) };
     let channel = ServerString::new(channel);
-    if target.flags.is_cluster() && ctx.key_slot(channel.as_str()) != ctx.key_slot(target.name) {
+    if ctx.flags().is_cluster() && ctx.key_slot(channel.as_str()) != ctx.key_slot(target.name) {
         return Err(WireError::fixed(
             ErrorCode::CrossSlot,
             "in cluster mode the channel given to CHANNEL must hash to the key's slot: use the key's hash tag",
@@ -206,15 +203,15 @@ fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Re
 }
 
 /// What ties a request to its connection needs one that can bear it.
-fn may_bind(ctx: &Ctx<'_>, flags: ContextFlags, request: &mut Acquire<'_>) -> Result<(), WireError> {
-    if request.session.is_some() && (flags.in_script() || ctx.connection().is_none()) {
+fn may_bind(ctx: &Ctx<'_>, request: &mut Acquire<'_>) -> Result<(), WireError> {
+    if request.session.is_some() && (ctx.flags().in_script() || ctx.connection().is_none()) {
         return Err(WireError::fixed(
             ErrorCode::Err,
             "SESSION is not possible in a script: a script has no connection",
         ));
     }
     if let Wait::Block(_) = request.wait {
-        if flags.denies_blocking() {
+        if ctx.flags().denies_blocking() {
             request.wait = Wait::No; // in MULTI and in scripts: a plain try
         } else if ctx.connection().is_none_or(|connection| connection.has_subscriptions) {
             return Err(CANNOT_BLOCK);
@@ -224,8 +221,8 @@ fn may_bind(ctx: &Ctx<'_>, flags: ContextFlags, request: &mut Acquire<'_>) -> Re
 }
 
 /// The connection that asks; a script is none.
-fn connection(ctx: &Ctx<'_>, flags: ContextFlags) -> Option<NonZeroU64> {
-    if flags.in_script() { None } else { NonZeroU64::new(ctx.client_id()) }
+fn connection(ctx: &Ctx<'_>) -> Option<NonZeroU64> {
+    if ctx.flags().in_script() { None } else { NonZeroU64::new(ctx.client_id()) }
 }
 
 fn number(token: Token) -> i64 {

@@ -13,7 +13,7 @@ use crate::state::{self, handle_of, lock_of, with_table};
 use flock_core::lock::{Change, Start};
 use flock_core::refusal::LossReason;
 use flock_core::snapshot::{self, CounterImage};
-use flock_core::{Lock, Name, Time, wire};
+use flock_core::{Name, Time, wire};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// The version that values and counters carry in snapshots.
@@ -120,13 +120,15 @@ pub(crate) fn free_effort(_handle: Handle) -> usize {
 /// When a held lock's key went last: the beginning of that command.
 static UNLINKED_IN: AtomicI64 = AtomicI64::new(0);
 
-/// The key is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. Unless the key's own time to live is
+/// Whether somebody holds the lock stored as this value. `false` also while the table is busy: then it caused this itself.
+pub(crate) fn is_held(handle: Handle) -> bool {
+    with_table(|table| table.lock(lock_of(handle)).is_some_and(|lock| !lock.is_free())).unwrap_or(false)
+}
+
+/// The key of a held lock is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. Unless the key's own time to live is
 /// over: nobody gave the lock up then, and it is put back.
 pub(crate) fn unlinked(name: ServerStr<'_>, db: i32, handle: Handle) {
     let lock = lock_of(handle);
-    if with_table(|table| table.lock(lock).is_none_or(Lock::is_free)).unwrap_or(true) {
-        return; // our own doing
-    }
     let Some(ctx) = ffi::ctx::detached(db) else { return };
     let flags = ctx.flags();
     // Loading replays what was decided: it notes nothing.

@@ -77,10 +77,10 @@ fn describe_hold(ctx: &Ctx<'_>, hold: &Hold, now: Time) {
         (false, None) => "held",
     };
     text(ctx, "state", state.as_bytes());
-    field(ctx, "lease_ms", hold.lease.as_ms().into());
-    let left = if hold.deadline == Time::NEVER { hold.lease } else { hold.deadline.left_from(now) };
+    field(ctx, "lease_ms", hold.lease().as_ms().into());
+    let left = if hold.deadline() == Time::NEVER { hold.lease() } else { hold.deadline().left_from(now) };
     field(ctx, "left_ms", left.as_ms().into());
-    field(ctx, "held_ms", now.us_since(hold.granted) / 1000);
+    field(ctx, "held_ms", now.us_since(hold.granted()) / 1000);
     text(ctx, "label", hold.label());
     reply::bulk(ctx, b"ids");
     reply::array(ctx, hold.ids().count());
@@ -145,7 +145,7 @@ fn summarise(ctx: &Ctx<'_>, name: &Name, lock: &Lock, waiters: usize, now: Time)
     let first = lock.holds().next();
     text(ctx, "owner", first.map_or(b"", |hold| &hold.owner));
     field(ctx, "token", first.map_or(0, |hold| hold.token.get()));
-    field(ctx, "left_ms", first.map_or(0, |hold| hold.deadline.left_from(now).as_ms()).into());
+    field(ctx, "left_ms", first.map_or(0, |hold| hold.deadline().left_from(now).as_ms()).into());
 }
 
 fn mode_of(lock: Option<&Lock>) -> &'static str {

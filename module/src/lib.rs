@@ -25,6 +25,7 @@ mod info;
 mod inspect;
 mod perform;
 mod propagation;
+mod role;
 mod server_events;
 mod state;
 mod turn;

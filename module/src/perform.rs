@@ -29,7 +29,6 @@ pub(crate) fn install() {
 /// Performs decisions in one execution unit of the server.
 pub(crate) struct Shell<'a> {
     ctx: &'a Ctx<'a>,
-    flags: ContextFlags,
     unit: Unit,
     /// The grant made last in this step.
     granted: Cell<Option<Token>>,
@@ -45,14 +44,14 @@ enum Unit {
 }
 
 impl<'a> Shell<'a> {
-    /// In a client's command; `flags` are those of its context.
-    pub(crate) fn in_command(ctx: &'a Ctx<'_>, flags: ContextFlags) -> Self {
-        Self { ctx, flags, unit: Unit::Command, granted: Cell::new(None) }
+    /// In a client's command.
+    pub(crate) fn in_command(ctx: &'a Ctx<'_>) -> Self {
+        Self { ctx, unit: Unit::Command, granted: Cell::new(None) }
     }
 
     /// Outside any command.
     pub(crate) fn in_turn(ctx: &'a Ctx<'_>) -> Self {
-        Self { ctx, flags: ctx.flags(), unit: Unit::Turn, granted: Cell::new(None) }
+        Self { ctx, unit: Unit::Turn, granted: Cell::new(None) }
     }
 
     /// Performs a decision about the key `name`, which is open, and gives the answer back.
@@ -130,7 +129,7 @@ impl<'a> Shell<'a> {
     }
 
     fn replicate(&self, name: Option<ServerStr<'_>>, change: &Change) {
-        if self.unit == Unit::Command && !propagation::is_needed(self.flags) {
+        if self.unit == Unit::Command && !propagation::is_needed() {
             return;
         }
         with_buffer(|buffer| {
@@ -140,7 +139,7 @@ impl<'a> Shell<'a> {
     }
 
     fn publish(&self, channel: ServerStr<'_>, message: &[u8]) {
-        self.ctx.publish(channel_kind(self.flags), channel, ServerString::new(message).as_str());
+        self.ctx.publish(channel_kind(self.ctx.flags()), channel, ServerString::new(message).as_str());
     }
 }
 

@@ -11,14 +11,14 @@
 //!   without one: a new replica, a new append-only file and a slot migration all begin with a snapshot made by a child, and the
 //!   snapshot contains what was done before. (A replica that resumes without a snapshot needs a backlog, and with one the answer is
 //!   not "nobody".)
-//! * It ends with a change of role, and an append-only file that is on ends it too, asked at each command.
+//! * It ends with a change of role.
 //!
 //! The server counts changes to know when to make a snapshot (`save 300 100`); what is kept back counts as one change per tick of the
 //! server's cron, ten a second by default.
 //!
 //! `docs/decisions/0003-effects-without-listeners.md` has the argument and the measurements.
 
-use crate::ffi::ctx::{ContextFlags, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::info::server_field;
 use crate::ffi::timer_fd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +33,8 @@ static KEPT_BACK: AtomicBool = AtomicBool::new(false);
 
 /// Must the effects of a command be handed to the server? If not, one effect follows all the same, with the next tick of its cron
 /// ([`take_kept_back`]).
-pub(crate) fn is_needed(flags: ContextFlags) -> bool {
-    let needed = !NOBODY_LISTENS.load(Ordering::Relaxed) || flags.has_aof();
+pub(crate) fn is_needed() -> bool {
+    let needed = !NOBODY_LISTENS.load(Ordering::Relaxed);
     if !needed {
         KEPT_BACK.store(true, Ordering::Relaxed);
     }

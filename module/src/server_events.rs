@@ -5,7 +5,7 @@ use crate::ffi::events::{Event, Loading};
 use crate::ffi::string::ServerStr;
 use crate::perform::Shell;
 use crate::state::{self, with_table};
-use crate::{cluster, config, data_type, propagation, turn};
+use crate::{cluster, config, data_type, propagation, role, turn};
 use std::num::NonZeroU64;
 
 /// Every event the module subscribes to.
@@ -19,10 +19,12 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
             turn::look_soon();
         }
         Event::RoleChanged { is_primary: true } => {
+            role::may_have_changed();
             propagation::somebody_may_listen();
             turn::look_soon();
         }
         Event::RoleChanged { is_primary: false } => {
+            role::may_have_changed();
             propagation::somebody_may_listen();
             if let Some(decision) = with_table(|table| table.demoted()) {
                 Shell::in_turn(ctx).perform_keyless(decision);
@@ -44,7 +46,10 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
             }
         }
         // DEBUG RELOAD empties the server and loads it again, nothing is lost. (Valkey 8 says so in this order, 9 in the other.)
-        Event::Loading(Loading::RdbStarted | Loading::AofStarted) => drop(with_table(|table| table.reloading())),
+        Event::Loading(Loading::RdbStarted | Loading::AofStarted) => {
+            role::may_have_changed();
+            with_table(|table| table.reloading());
+        }
         Event::Loading(Loading::Ended) => {
             with_table(|table| table.start_loaded(state::now()));
             turn::look_soon();
@@ -70,7 +75,8 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         Event::Loading(Loading::Failed) => {
             ctx.log(LogLevel::Warning, "loading failed: the locks read so far are dropped")
         }
-        Event::Loading(Loading::ReplicationStarted) | Event::ForkChild { born: false } => {}
+        Event::Loading(Loading::ReplicationStarted) => role::may_have_changed(),
+        Event::ForkChild { born: false } => {}
     }
 }
 

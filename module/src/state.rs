@@ -38,6 +38,11 @@ pub(crate) fn with_table<R>(body: impl FnOnce(&mut Table) -> R) -> Option<R> {
     })
 }
 
+/// The server has freed this value. `false` if the table is busy further up the stack: then its number must be remembered.
+pub(crate) fn freed(handle: Handle) -> bool {
+    TABLE.with(|state| state.table.freed(lock_of(handle))).is_some()
+}
+
 /// The lock stored as this value.
 pub(crate) fn lock_of(handle: Handle) -> LockId {
     LockId::new(handle.0)

@@ -4,21 +4,23 @@
 //! this node is a primary, replica traffic is not to be avoided (a pause, a failover), and a client's write would not be refused (an
 //! old primary that lost its replicas must not go on granting to its queue). Otherwise everything waits.
 
-use crate::ffi::ctx::{self, Ctx, LogLevel};
+use crate::ffi::ctx::{self, Ctx};
 use crate::ffi::key::{Key, KeyState, Mode};
 use crate::ffi::main_thread::MainThread;
 use crate::ffi::string::ServerString;
 use crate::ffi::timer_fd;
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
-use crate::{cluster, config, propagation};
+use crate::{cluster, propagation, role};
 use flock_core::refusal::{EndReason, LossReason};
 use flock_core::table::Due;
-use flock_core::token::ClockFault;
 use flock_core::{LockId, Name, Place, Time};
 
 /// How long one turn may work before clients are served again. A burst of leases that end together takes several turns.
-const TURN_US: u64 = 2_000;
+const TURN_US: u64 = 1_000;
+/// The C library merges small freed blocks when it must, all at once: after a burst of ended leases that stops the server for longer
+/// than all of the turns. Asking it for a large block makes it merge those of one turn.
+const LARGE_BLOCK_BYTES: usize = 128 << 10;
 /// The clock is read once per so many things done.
 const CLOCK_EVERY: u32 = 16;
 /// When replica traffic is to be avoided, look again after this.
@@ -76,15 +78,16 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         arm(next);
         return;
     }
-    let flags = ctx.flags();
-    if flags.is_loading() || !flags.is_primary() {
+    if !role::is_primary(ctx) {
         return;
     }
     if ctx.avoid_replica_traffic() || refuses_writes(ctx) {
         timer_fd::arm(state::now().as_us() + RETRY_US);
         return;
     }
-    become_primary(ctx);
+    if !role::decides(ctx) {
+        return;
+    }
     if mark {
         AGENDA.with(|agenda| agenda.mark = false);
         if let Some(mark) = with_table(|table| table.announce_mark()) {
@@ -106,33 +109,6 @@ fn refuses_writes(ctx: &Ctx<'_>) -> bool {
     name.is_some_and(|name| ctx.refuses_writes(name.as_str()))
 }
 
-/// Starts an incarnation, if this node has not yet: seeds the counter and announces its mark. Also called by a command that comes
-/// before the first turn.
-pub(crate) fn become_primary(ctx: &Ctx<'_>) {
-    if with_table(|table| table.counter().is_seeded()).unwrap_or(true) {
-        return;
-    }
-    let wall = state::wall_clock();
-    match wall.fault() {
-        Some(ClockFault::BeforeBuild) => {
-            ctx.log(
-                LogLevel::Warning,
-                "the wall clock is before this build's date: fencing tokens start from that date",
-            );
-        }
-        Some(ClockFault::TooLate) => {
-            ctx.log(LogLevel::Warning, "the wall clock is after 2056: ignored for fencing tokens");
-        }
-        None => {}
-    }
-    cluster::apply_heard_marks();
-    let grace = config::promotion_grace();
-    let Some(mark) = with_table(|table| table.promoted(state::now(), wall, grace)) else {
-        return;
-    };
-    Shell::in_turn(ctx).announce_mark(mark);
-}
-
 fn perform_due(ctx: &Ctx<'_>) {
     let start = state::now();
     let mut now = start;
@@ -147,6 +123,7 @@ fn perform_due(ctx: &Ctx<'_>) {
         if done.is_multiple_of(CLOCK_EVERY) {
             now = state::now();
             if now.us_since(start) > TURN_US {
+                drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE_BLOCK_BYTES)));
                 timer_fd::arm(0); // clients first, then the rest
                 return;
             }

@@ -267,17 +267,17 @@ impl Table {
             return Err(Refusal::NotHeld);
         };
         let Some(asked) = request.convert else {
-            return match (hold.mode, request.mode) {
+            return match (hold.mode(), request.mode) {
                 (Mode::Shared, Mode::Exclusive) => Err(Refusal::HeldShared),
                 _ => Ok(Some(token)),
             };
         };
         if hold.token != asked {
             // A retry of the conversion that replaced this token is answered alike; anything else under it comes too late.
-            let retried = hold.had_token(asked) && (hold.mode, request.mode) == (Mode::Exclusive, Mode::Exclusive);
+            let retried = hold.had_token(asked) && (hold.mode(), request.mode) == (Mode::Exclusive, Mode::Exclusive);
             return if retried { Ok(Some(token)) } else { Err(Refusal::NotHeld) };
         }
-        match (hold.mode, request.mode) {
+        match (hold.mode(), request.mode) {
             (Mode::Exclusive, Mode::Shared) => {
                 self.decide(now, lock, Change::Mode { old: token, new: token, mode: Mode::Shared }, effects);
                 Ok(Some(token))
@@ -325,7 +325,7 @@ impl Table {
             return;
         };
         let deadline = now.after(request.lease);
-        let longer = hold.claim().is_none() && deadline > hold.deadline;
+        let longer = hold.claim().is_none() && deadline > hold.deadline();
         let current = hold.terms.as_deref();
         let changed =
             request.channel.is_some_and(|asked| current.is_none_or(|terms| terms.channel.as_slice() != asked))

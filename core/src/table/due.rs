@@ -104,14 +104,14 @@ impl Table {
         let hold = self.lock(lock)?.get(token)?;
         let grace = hold.session()?;
         let deadline = now.after(grace);
-        if hold.deadline <= deadline {
+        if hold.deadline() <= deadline {
             return None;
         }
         let change = match hold.claim() {
             None => Change::Renew { token, lease: grace, deadline: Some(deadline) },
             Some(claim) => {
                 let mut grant = hold.to_grant();
-                grant.deadline = Some(deadline.min(hold.deadline));
+                grant.deadline = Some(deadline.min(hold.deadline()));
                 if let Some(terms) = grant.terms.as_mut() {
                     terms.claim = Some(claim.min(grace));
                 }

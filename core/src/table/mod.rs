@@ -137,7 +137,10 @@ pub struct Table {
     spare: Vec<Effect>,
 }
 
-/// One lock: 104 bytes beside what the keyspace takes.
+/// So many deadlines of locks that are free may be kept, beside as many as there are held locks.
+const IDLE_DEADLINES_MAX: usize = 1024;
+
+/// One lock: 96 bytes beside what the keyspace takes.
 #[derive(Clone, Debug)]
 struct Entry {
     name: Name,
@@ -197,6 +200,12 @@ impl Table {
         &self.queues
     }
 
+    /// Whether a connection matters to any hold.
+    #[must_use]
+    pub fn has_sessions(&self) -> bool {
+        !self.sessions.is_empty()
+    }
+
     /// Until when no new grants are made.
     #[must_use]
     pub fn grace_until(&self) -> Option<Time> {
@@ -232,9 +241,14 @@ impl Table {
 
     /// The name of some lock that is held or waited for, if there is one.
     #[must_use]
-    pub fn any_name(&self) -> Option<&Name> {
-        let held = self.deadlines.first().and_then(|(_, slot)| self.locks.get(slot)).map(|entry| &entry.name);
-        held.or_else(|| self.queues.all().next().and_then(|queue| self.queues.name(queue)))
+    pub fn any_name(&mut self) -> Option<&Name> {
+        while let Some((_, slot)) = self.deadlines.first() {
+            if self.locks.get(slot).is_some_and(|entry| !entry.lock.is_free()) {
+                return self.locks.get(slot).map(|entry| &entry.name);
+            }
+            self.deadlines.remove(slot);
+        }
+        self.queues.all().next().and_then(|queue| self.queues.name(queue))
     }
 
     /// When something will be due: the shell's one timer. Perhaps too early, never too late.
@@ -356,9 +370,20 @@ impl Table {
         self.note_deadline(lock);
     }
 
+    /// A lock that is free keeps its entry until it comes up, or is held again: most are given back long before their lease ends, and
+    /// their number is the next to be used. Only a primary, where entries come up, and only as long as they do not outnumber the held.
     fn note_deadline(&mut self, lock: LockId) {
         match self.lock(lock).map_or(Time::NEVER, Lock::next_deadline) {
-            Time::NEVER => self.deadlines.remove(lock.slot()),
+            Time::NEVER => {
+                if !self.counter.is_seeded() || self.deadlines.len() > 2 * self.held + IDLE_DEADLINES_MAX {
+                    self.deadlines.remove(lock.slot());
+                    let locks = &self.locks;
+                    self.deadlines.sweep(|slot| locks.get(slot).is_some_and(|entry| !entry.lock.is_free()));
+                }
+                if self.held == 0 {
+                    self.deadlines.give_back();
+                }
+            }
             deadline => self.deadlines.set(lock.slot(), deadline),
         }
     }
@@ -374,7 +399,7 @@ impl Table {
         let Some(hold) = self.lock(lock).and_then(|lock| lock.get(token)) else {
             return;
         };
-        let held_us = now.us_since(hold.granted);
+        let held_us = now.us_since(hold.granted());
         let loss = match ended {
             Ended::Released | Ended::Undelivered => None,
             Ended::Expired => Some(LossReason::Expired),
@@ -426,12 +451,12 @@ impl Table {
             let lock = &entry.lock;
             held += usize::from(!lock.is_free());
             if lock.len() > 1 {
-                assert!(lock.holds().all(|hold| hold.mode == Mode::Shared), "S1: exclusive beside another hold");
+                assert!(lock.holds().all(|hold| hold.mode() == Mode::Shared), "S1: exclusive beside another hold");
             }
             for hold in lock.holds() {
                 assert!(hold.token.get() <= self.counter.value(), "S2: a token above the counter");
                 assert_eq!(lock.held_by(&hold.owner).map(|hold| hold.token), Some(hold.token), "one hold per owner");
-                assert!(lock.next_deadline() <= hold.deadline);
+                assert!(lock.next_deadline() <= hold.deadline());
             }
             assert!(
                 lock.is_free() || self.counter.value() <= self.counter.mark() || !self.counter.is_seeded(),
@@ -459,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_lock_takes_104_bytes_of_the_table_and_12_of_its_deadlines() {
-        assert_eq!(size_of::<Option<Entry>>(), 104);
+    fn a_held_lock_takes_96_bytes_of_the_table_and_12_of_its_deadlines() {
+        assert_eq!(size_of::<Option<Entry>>(), 96);
     }
 }

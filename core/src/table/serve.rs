@@ -102,7 +102,7 @@ impl Table {
         let own = self
             .lock(lock)
             .and_then(|lock| lock.held_by(&ask.owner))
-            .map(|hold| (hold.token, hold.claim(), hold.deadline));
+            .map(|hold| (hold.token, hold.claim(), hold.deadline()));
         let (token, claim, lasts) = match own {
             Some((token, claim, deadline)) => (token, claim, whole_ms(deadline.us_since(now))),
             None => {

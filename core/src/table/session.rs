@@ -25,6 +25,11 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
+    /// Whether there is no session hold.
+    pub(super) fn is_empty(&self) -> bool {
+        self.holds.is_empty()
+    }
+
     /// Called before `change` alters `lock`.
     pub(super) fn before(&mut self, id: LockId, lock: &Lock, change: &Change) {
         match change {

@@ -524,7 +524,7 @@ impl Player {
             let holds = self.world.primary.holds(spot).map(|hold| {
                 let owner = String::from_utf8_lossy(&hold.owner).into_owned();
                 let mut notes = vec![self.show_token(hold.token)];
-                notes.extend((hold.mode == Mode::Shared).then(|| "shared".to_owned()));
+                notes.extend((hold.mode() == Mode::Shared).then(|| "shared".to_owned()));
                 notes.extend(hold.ids().map(|id| format!("id {}", String::from_utf8_lossy(id))));
                 notes.extend(hold.claim().map(|_| "unconfirmed".to_owned()));
                 format!("{owner} ({})", notes.join(", "))

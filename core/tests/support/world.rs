@@ -578,13 +578,13 @@ impl World {
             for (here, there) in self.primary.holds(spot).zip(self.replica.holds(spot)) {
                 assert!(
                     here.owner == there.owner
-                        && here.mode == there.mode
+                        && here.mode() == there.mode()
                         && here.token == there.token
-                        && here.lease == there.lease
+                        && here.lease() == there.lease()
                         && here.terms == there.terms,
                     "S10: {here:?} on the primary, {there:?} on the replica"
                 );
-                assert!(there.deadline >= here.deadline, "a lease ends earlier after a failover");
+                assert!(there.deadline() >= here.deadline(), "a lease ends earlier after a failover");
             }
         }
         let (here, there) = (self.primary.table.counter(), self.replica.table.counter());

@@ -58,11 +58,6 @@ impl ContextFlags {
         self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
     }
 
-    /// The append-only file is on.
-    pub(crate) fn has_aof(self) -> bool {
-        self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
-    }
-
     /// This process is a fork child: a copy that saves, and is then gone.
     pub(crate) fn is_fork_child(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_IS_CHILD)

@@ -16,6 +16,7 @@ use valkey_module::raw;
 use super::api::{ERR, OK, server_fn};
 use super::barrier::{Callback, barrier};
 use super::ctx::{ContextFlags, Ctx, LogLevel, log_without_ctx};
+use super::main_thread;
 use super::rdb_io::{Digest, RdbReader, RdbWriter};
 use super::replicate::AofWriter;
 use super::string::ServerStr;
@@ -97,7 +98,7 @@ fn set_options(ctx: &Ctx<'_>) {
     unsafe { set_module_options(ctx.as_ptr(), wanted.cast_signed() & known) };
 }
 
-/// Handles of values the server has freed, from whichever thread.
+/// Handles of values the server has freed on another thread, or while the table was busy.
 static FREED: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
 /// How many there are: read without the lock.
 static FREED_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -119,7 +120,9 @@ pub(crate) fn drain_freed(into: &mut Vec<Handle>) -> bool {
 
 extern "C" fn free(value: *mut c_void) {
     barrier(Callback::Free, (), || {
-        if let Some(handle) = Handle::from_value(value) {
+        if let Some(handle) = Handle::from_value(value)
+            && !(main_thread::is_current() && crate::state::freed(handle))
+        {
             let mut freed = FREED.lock().unwrap_or_else(PoisonError::into_inner);
             freed.push(handle);
             FREED_COUNT.store(freed.len(), Ordering::Release);
@@ -183,6 +186,9 @@ extern "C" fn free_effort(_key: *mut raw::RedisModuleKeyOptCtx, value: *const c_
 
 extern "C" fn unlink(key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     barrier(Callback::Unlink, (), || {
+        let Some(handle) = Handle::from_value(value).filter(|handle| crate::data_type::is_held(*handle)) else {
+            return; // our own doing
+        };
         let key_name = server_fn!(RedisModule_GetKeyNameFromOptCtx);
         // SAFETY: the server's context of this key, live until we return.
         let name = unsafe { key_name(key) };
@@ -191,7 +197,7 @@ extern "C" fn unlink(key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) 
         let db_id = server_fn!(RedisModule_GetDbIdFromOptCtx);
         // SAFETY: as above.
         let db = unsafe { db_id(key) };
-        if let (Some(name), Some(handle)) = (name, Handle::from_value(value)) {
+        if let Some(name) = name {
             crate::data_type::unlinked(name, db, handle);
         }
     });

@@ -1,0 +1,67 @@
+//! Whether this node decides: a primary whose data are loaded.
+//!
+//! Every command asks. The server's own answer costs it a twentieth of a command, so a yes is remembered until an event that may end
+//! it: every change of role and every load has one, which the server sends before it runs another command.
+
+use crate::ffi::ctx::{Ctx, LogLevel};
+use crate::perform::Shell;
+use crate::state::{self, with_table};
+use crate::{cluster, config};
+use flock_core::token::ClockFault;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// This node is a primary, its data are loaded, and it has taken over.
+static DECIDES: AtomicBool = AtomicBool::new(false);
+
+/// The role may have changed, or a load has begun.
+pub(crate) fn may_have_changed() {
+    DECIDES.store(false, Ordering::Relaxed);
+}
+
+/// Whether this node is a primary whose data are loaded.
+pub(crate) fn is_primary(ctx: &Ctx<'_>) -> bool {
+    // While loading only the append-only file's client runs commands, and it applies: it never asks.
+    DECIDES.load(Ordering::Relaxed) || {
+        let flags = ctx.flags();
+        flags.is_primary() && !flags.is_loading()
+    }
+}
+
+/// Whether this node may grant; if it has not yet, it takes over first. In a client's write command, or where replicating is sound.
+pub(crate) fn decides(ctx: &Ctx<'_>) -> bool {
+    if DECIDES.load(Ordering::Relaxed) {
+        return true;
+    }
+    let is_primary = is_primary(ctx);
+    if is_primary {
+        take_over(ctx);
+    }
+    DECIDES.store(is_primary, Ordering::Relaxed);
+    is_primary
+}
+
+/// Starts an incarnation, if this node has not yet: seeds the counter and announces its mark.
+fn take_over(ctx: &Ctx<'_>) {
+    if with_table(|table| table.counter().is_seeded()).unwrap_or(true) {
+        return;
+    }
+    let wall = state::wall_clock();
+    match wall.fault() {
+        Some(ClockFault::BeforeBuild) => {
+            ctx.log(
+                LogLevel::Warning,
+                "the wall clock is before this build's date: fencing tokens start from that date",
+            );
+        }
+        Some(ClockFault::TooLate) => {
+            ctx.log(LogLevel::Warning, "the wall clock is after 2056: ignored for fencing tokens");
+        }
+        None => {}
+    }
+    cluster::apply_heard_marks();
+    let grace = config::promotion_grace();
+    let Some(mark) = with_table(|table| table.promoted(state::now(), wall, grace)) else {
+        return;
+    };
+    Shell::in_turn(ctx).announce_mark(mark);
+}
