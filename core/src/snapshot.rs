@@ -160,7 +160,7 @@ fn decode_grant(input: &mut Input<'_>, stored_on: u64) -> Result<Grant, Corrupt>
     let has = |flag| flags & flag != 0;
     let token = input.token()?;
     let lease = input.millis()?;
-    let deadline = if has(DEADLINE) { Some(Time::from_us(input.number(Time::NEVER.as_us() - 1)?)) } else { None };
+    let deadline = if has(DEADLINE) { Some(Time::from_us(input.number(Time::LAST.as_us())?)) } else { None };
     if deadline.is_some() && stored_on == 0 {
         return Err(Corrupt::new("a deadline of an unknown boot"));
     }

@@ -18,7 +18,7 @@ use crate::time::{Millis, Time};
 pub(crate) struct Tenure([u64; 2]);
 
 const DEADLINE_SHIFT: u32 = 9;
-const DEADLINE_NEVER: u64 = u64::MAX >> DEADLINE_SHIFT;
+const DEADLINE_NEVER: u64 = Time::LAST.as_us() + 1;
 const SHARED: u64 = 1 << 8;
 const GRANTED_NEVER: u64 = (1 << 40) - 1;
 const LOW_32: u64 = u32::MAX as u64;
@@ -40,7 +40,7 @@ impl Tenure {
     }
 
     pub(crate) fn set_deadline(&mut self, deadline: Time) {
-        let us = deadline.as_us().min(DEADLINE_NEVER);
+        let us = if deadline == Time::NEVER { DEADLINE_NEVER } else { deadline.min(Time::LAST).as_us() };
         self.0[0] = (us << DEADLINE_SHIFT) | (self.0[0] & ((1 << DEADLINE_SHIFT) - 1));
     }
 

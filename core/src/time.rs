@@ -12,6 +12,9 @@ impl Time {
     /// Later than every deadline. Also the deadline of a hold that was loaded and whose lease has not started yet.
     pub const NEVER: Self = Self(u64::MAX);
 
+    /// The last point at which a hold can end: 1141 years after the clock's zero.
+    pub const LAST: Self = Self((1 << 55) - 2);
+
     /// A point `us` microseconds after the clock's zero.
     #[must_use]
     pub const fn from_us(us: u64) -> Self {

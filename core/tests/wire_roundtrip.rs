@@ -106,7 +106,7 @@ impl Random {
             mode: self.mode(),
             token: self.token(),
             lease: self.millis(0, u32::MAX),
-            deadline: if self.flip() { Some(Time::from_us(self.number(0, u64::MAX - 1))) } else { None },
+            deadline: if self.flip() { Some(Time::from_us(self.number(0, Time::LAST.as_us()))) } else { None },
             terms: if self.flip() { self.terms() } else { None },
         }
     }
@@ -117,7 +117,7 @@ impl Random {
             4 => Change::Renew {
                 token: self.token(),
                 lease: self.millis(0, u32::MAX),
-                deadline: self.some(|random| Time::from_us(random.number(0, u64::MAX - 1))),
+                deadline: self.some(|random| Time::from_us(random.number(0, Time::LAST.as_us()))),
             },
             5 => Change::Mode { old: self.token(), new: self.token(), mode: self.mode() },
             6 => Change::End { token: self.some(Self::token) },

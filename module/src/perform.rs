@@ -6,7 +6,7 @@ use crate::ffi::key::Key;
 use crate::ffi::main_thread::MainThread;
 use crate::ffi::pubsub::ChannelKind;
 use crate::ffi::string::{ServerStr, ServerString};
-use crate::{blocking, cluster, propagation, state};
+use crate::{blocking, cluster, propagation, role, state};
 use flock_core::effect::{Ended, KeyAction, WaitOutcome};
 use flock_core::lock::Change;
 use flock_core::wire;
@@ -94,6 +94,7 @@ impl<'a> Shell<'a> {
     pub(crate) fn announce_mark(&self, mark: u64) {
         self.replicate(None, &Change::Mark(mark));
         cluster::tell_mark(self.ctx, mark);
+        role::warn_of_lead(self.ctx);
     }
 
     fn perform_effect(&self, name: Option<ServerStr<'_>>, lock: Option<LockId>, effect: &Effect) {

@@ -7,7 +7,7 @@ use crate::ffi::ctx::{Ctx, LogLevel};
 use crate::perform::Shell;
 use crate::state::{self, with_table};
 use crate::{cluster, config};
-use flock_core::token::ClockFault;
+use flock_core::token::{ClockFault, DAY_UNITS};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// This node is a primary, its data are loaded, and it has taken over.
@@ -38,6 +38,19 @@ pub(crate) fn decides(ctx: &Ctx<'_>) -> bool {
     }
     DECIDES.store(is_primary, Ordering::Relaxed);
     is_primary
+}
+
+/// Says once, in the log, that tokens are a day ahead of the clock: after a loss of all data they would start below those handed out.
+pub(crate) fn warn_of_lead(ctx: &Ctx<'_>) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let lead = with_table(|table| table.counter().lead(state::wall_clock())).unwrap_or_default();
+    if lead > DAY_UNITS.cast_signed() && !WARNED.swap(true, Ordering::Relaxed) {
+        ctx.log(
+            LogLevel::Warning,
+            "the token counter is more than a day ahead of the clock (INFO flock, lead_over_clock): \
+             if this server loses all its data, tokens will not rise until the clock has caught up",
+        );
+    }
 }
 
 /// Starts an incarnation, if this node has not yet: seeds the counter and announces its mark.

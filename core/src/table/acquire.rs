@@ -89,7 +89,11 @@ impl Table {
             if same_turn {
                 return Ok(self.wait_again(asked, lock, waiter, audience, &mut step.effects));
             }
-            // In another mode the turn is lost: the request starts anew at the end.
+            // In another mode the turn is lost: the request starts anew at the end, if there is one.
+            let max = self.limits.waiters_max;
+            if self.queues.len() > max {
+                return Err(Refusal::QueueFull { max });
+            }
             if let Some(old) = self.take_waiter(waiter) {
                 let listens = matches!(request.wait, Wait::Queue(_));
                 let kept = request.channel.filter(|_| listens).map(Channel::new);

@@ -43,7 +43,7 @@ use crate::stats::Stats;
 use crate::time::Time;
 use crate::token::{Token, TokenCounter};
 use crate::wait_queue::{Ear, Queues};
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
@@ -128,7 +128,7 @@ pub struct Table {
     sessions: session::Sessions,
     pending: VecDeque<due::Pending>,
     /// Grants that could not be delivered: they end when their place is looked at.
-    undelivered: Vec<(LockId, Token)>,
+    undelivered: BTreeSet<(LockId, Token)>,
     just_removed: Option<put_back::JustRemoved>,
     to_put_back: BTreeMap<Name, put_back::JustRemoved>,
     /// No new grants before this (after a promotion).
@@ -433,10 +433,15 @@ impl Table {
         while let Some(token) = self.lock(lock).and_then(|held| held.first_over(now)) {
             self.end(now, lock, token, Ended::Expired, effects);
         }
-        while let Some(index) = self.undelivered.iter().position(|(at, _)| *at == lock) {
-            let (_, token) = self.undelivered.swap_remove(index);
+        while let Some(token) = self.take_undelivered(lock) {
             self.end(now, lock, token, Ended::Undelivered, effects);
         }
+    }
+
+    fn take_undelivered(&mut self, lock: LockId) -> Option<Token> {
+        let first = *self.undelivered.range((lock, Token::MIN)..).next().filter(|(at, _)| *at == lock)?;
+        self.undelivered.remove(&first);
+        Some(first.1)
     }
 
     /// Asserts what one state shows of the invariants (S1, half of S2, and L1 where nothing is pending), and that the indexes agree.

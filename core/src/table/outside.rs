@@ -47,7 +47,7 @@ impl Table {
         if self.lock(lock).is_some_and(|lock| !lock.is_free()) {
             self.removed(lock, LossReason::Removed, false);
         }
-        self.undelivered.retain(|(at, _)| *at != lock);
+        while self.take_undelivered(lock).is_some() {}
         self.locks.remove(lock.slot());
     }
 
@@ -120,7 +120,7 @@ impl Table {
     /// A grant was made to a blocked connection that turned out to be gone: it goes to the next in line.
     pub fn undelivered(&mut self, lock: LockId, token: Token) {
         if let Some(name) = self.lock(lock).and_then(|held| held.get(token)).and_then(|_| self.name(lock)).cloned() {
-            self.undelivered.push((lock, token));
+            self.undelivered.insert((lock, token));
             self.pending.push_back(Pending::Look(name));
         }
     }

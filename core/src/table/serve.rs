@@ -23,11 +23,12 @@ impl Table {
         audience: &mut dyn Audience,
         effects: &mut Effects,
     ) {
+        let mut deaf = 0;
         while let Some(queue) = self.queues.of_lock(lock) {
             if self.time_out_front(now, queue, effects) {
                 continue;
             }
-            let Some(waiter) = self.next_in_turn(now, lock, queue, requester, audience) else {
+            let Some(waiter) = self.next_in_turn(now, lock, queue, requester, &mut deaf, audience) else {
                 return;
             };
             if self.hand_over(now, lock, waiter, requester, effects).is_err() {
@@ -51,12 +52,15 @@ impl Table {
 
     /// The first live waiter, if the lock admits it. Who does not hear is passed over and keeps its place; if nobody near the front
     /// hears, the head gets the grant all the same, under its claim.
+    ///
+    /// `deaf`: so many at the front were asked in this step already, and do not hear.
     fn next_in_turn(
         &self,
         now: Time,
         lock: LockId,
         queue: QueueId,
         requester: Option<WaiterId>,
+        deaf: &mut usize,
         audience: &mut dyn Audience,
     ) -> Option<WaiterId> {
         let lock = self.lock(lock)?;
@@ -65,18 +69,22 @@ impl Table {
         }
         let mut unheard = None;
         let in_time = self.queues.iter(queue).filter(|(_, waiter)| waiter.deadline > now);
+        let mut asked = 0;
         for (id, waiter) in in_time.take(CANDIDATES) {
             let admitted = lock.admits(waiter.mode, waiter.limit);
             let hears = requester == Some(id)
                 || match waiter.ear {
                     Ear::Blocked(_) => true,
-                    Ear::Channel => audience.hears(waiter.channel()),
+                    Ear::Channel => asked >= *deaf && audience.hears(waiter.channel()),
                 };
             if hears {
+                *deaf = asked;
                 return admitted.then_some(id);
             }
+            asked += 1;
             unheard = unheard.or(Some((id, admitted)));
         }
+        *deaf = asked.saturating_sub(1); // without the head, which leaves
         unheard.and_then(|(id, admitted)| admitted.then_some(id))
     }
 

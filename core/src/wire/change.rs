@@ -200,7 +200,7 @@ fn deadline(word: &[u8], boot: u64) -> Result<Option<Time>, Corrupt> {
     }
     let at = word.iter().position(|byte| *byte == b'@').ok_or(Corrupt::new("a deadline without its boot"))?;
     let (us, written_on) = word.split_at_checked(at).ok_or(Corrupt::new("a deadline without its boot"))?;
-    let us = text::number(us, Time::NEVER.as_us() - 1)?;
+    let us = text::number(us, Time::LAST.as_us())?;
     let [b'@', digits @ ..] = written_on else {
         return Err(Corrupt::new("a deadline without its boot"));
     };
