@@ -8,28 +8,28 @@
 //! | file | verbs |
 //! |---|---|
 //! | `acquire.rs` | [`Table::acquire`], [`Table::floor`] |
-//! | `give_back.rs` | [`Table::release`], [`Table::renew`], [`Table::revoke`], [`Table::check`] |
+//! | `holder.rs` | [`Table::release`], [`Table::renew`], [`Table::revoke`], [`Table::check`] |
 //! | `serve.rs` | the handoff: who is next |
 //! | `due.rs` | [`Table::advance`], [`Table::look`]: deadlines, cut sessions, places to look at |
-//! | `outside.rs` | what others do: deletions, flushes, swaps, connections, promotion, demotion |
-//! | `put_back.rs` | [`Table::taken_by_server`]: keys that the server itself took away come back |
-//! | `durable.rs` | [`Table::apply`], [`Table::load`]: replicas and loading apply, they never decide |
+//! | `environment.rs` | what others do: deletions, flushes, swaps, connections, promotion, demotion |
+//! | `reinstatement.rs` | [`Table::taken_by_server`]: keys that the server itself took away come back |
+//! | `replay.rs` | [`Table::apply`], [`Table::load`]: replicas and loading apply, they never decide |
 //!
 //! A lock's number ([`LockId`]) is the value stored in the keyspace. It stays taken until the server frees that value
 //! ([`Table::freed`]), so a number found in the keyspace always means the lock it was made for.
 
 mod acquire;
 mod due;
-mod durable;
-mod give_back;
-mod outside;
-mod put_back;
+mod environment;
+mod holder;
+mod reinstatement;
+mod replay;
 mod serve;
 mod session;
 
 pub use acquire::Acquired;
 pub use due::Due;
-pub use durable::Incredible;
+pub use replay::Incredible;
 pub use session::ClientId;
 
 use crate::deadlines::Deadlines;
@@ -129,8 +129,8 @@ pub struct Table {
     pending: VecDeque<due::Pending>,
     /// Grants that could not be delivered: they end when their place is looked at.
     undelivered: BTreeSet<(LockId, Token)>,
-    just_removed: Option<put_back::JustRemoved>,
-    to_put_back: BTreeMap<Name, put_back::JustRemoved>,
+    just_removed: Option<reinstatement::JustRemoved>,
+    to_put_back: BTreeMap<Name, reinstatement::JustRemoved>,
     /// No new grants before this (after a promotion).
     grace_until: Option<Time>,
     /// The buffer of the last effects, to be used again.

@@ -4,7 +4,7 @@
 //! what must be replicated or published comes out of [`Table::advance`], after that command.
 
 use super::due::{Pending, push_outcome};
-use super::put_back::JustRemoved;
+use super::reinstatement::JustRemoved;
 use super::{ClientId, LockId, Table};
 use crate::effect::{Decision, Effect, Effects, WaitOutcome};
 use crate::lock::{Change, Lock, Start};
