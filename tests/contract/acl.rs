@@ -23,6 +23,11 @@ on_shared_servers![
     list_shows_readable_keys_only,
     list_hides_keys_that_may_only_be_written,
     list_shows_what_a_selector_lets_read,
+    dry_run_agrees_with_what_is_done,
+    dry_run_knows_nothing_of_the_channel,
+    user_of_a_prefix_sees_nothing_outside,
+    user_of_a_prefix_changes_nothing_outside,
+    permissions_of_two_selectors_do_not_add_up,
     internal_command_is_refused_to_everybody,
     internal_command_is_refused_in_a_transaction,
     internal_command_is_refused_in_a_script,
@@ -32,7 +37,12 @@ on_shared_servers![
 /// A connection of a new user with these rules, who can also say hello.
 #[track_caller]
 fn user(server: &Server, protocol: Protocol, rules: &[&str]) -> Conn {
-    let name = unique_key("user");
+    user_called(server, protocol, &unique_key("user"), rules)
+}
+
+/// The same, of a name that the test knows.
+#[track_caller]
+fn user_called(server: &Server, protocol: Protocol, name: &str, rules: &[&str]) -> Conn {
     let mut conn = server.connect(protocol);
     let mut define = args!["ACL", "SETUSER", name, "on", ">secret", "resetkeys", "resetchannels"].to_vec();
     define.extend(rules.iter().map(|rule| rule.as_bytes().to_vec()));
@@ -253,6 +263,153 @@ fn list_shows_what_a_selector_lets_read(server: &Server, protocol: Protocol) {
     let (mine, _, pattern) = two_locks(server, protocol);
     let mut conn = user(server, protocol, &["+@flock", &format!("(~{mine} +@flock)")]);
     assert_eq!(listed(&mut conn, &pattern), [mine]);
+}
+
+/// Every command, about `key` where it is about one.
+fn every_command(key: &str) -> Vec<Vec<Vec<u8>>> {
+    let mut requests = verbs_on(key).to_vec();
+    requests.push(args!["FLOCK.REVOKE", key].to_vec());
+    requests.push(args!["FLOCK.LIST", "COUNT", 1].to_vec());
+    requests.push(args!["FLOCK._APPLY", "nonsense", key].to_vec());
+    requests
+}
+
+fn dry_run_agrees_with_what_is_done(server: &Server, protocol: Protocol) {
+    // H1. Administrators try permissions by ACL DRYRUN: it must not promise what is refused, nor refuse what is done.
+    let run = unique_key("run");
+    let (mine, theirs) = (format!("{run}:mine"), format!("{run}:theirs"));
+    let mut admin = server.connect(protocol);
+    let (all, read, write) = (format!("~{mine}"), format!("%R~{mine}"), format!("%W~{mine}"));
+    let (mut allowed, mut refused) = (0, 0);
+    for rules in [
+        &[&all[..], "+@flock"][..],
+        &[&read, "+@flock"],
+        &[&write, "+@flock"],
+        &[&all, "+@all"],
+        &[&all, "+@all", "-@dangerous"],
+        &[&all, "+@all", "-@flock"],
+        &[&all, "+@read"],
+        &[&all, "+@write"],
+        &[&all, "+@admin"],
+        &[&all, "+flock.check", "+flock.revoke"],
+        &["~*", "+@all"],
+        &["+@flock"],
+        &[&all],
+        &["+@flock", &format!("({all} +@flock)")],
+        &[&read, "+flock.info", &format!("({all} +flock.acquire)")],
+    ] {
+        let name = unique_key("user");
+        let mut conn = user_called(server, protocol, &name, rules);
+        for request in [every_command(&mine), every_command(&theirs)].concat() {
+            let dry_run = [&args!["ACL", "DRYRUN", name][..], &request].concat();
+            let may = admin.cmd(&dry_run) == Reply::ok();
+            if may {
+                allowed += 1
+            } else {
+                refused += 1
+            }
+            let reply = conn.cmd(&request);
+            let words = request.iter().map(|word| word.escape_ascii().to_string()).collect::<Vec<_>>();
+            assert_eq!(reply.error_code() != Some("NOPERM"), may, "{rules:?}: {words:?}: {reply}");
+        }
+    }
+    assert!(allowed > 50 && refused > 50, "{allowed} allowed, {refused} refused: the test proves little");
+}
+
+fn dry_run_knows_nothing_of_the_channel(server: &Server, protocol: Protocol) {
+    // H2. The server has no way to be told where in a request a module's channel stands, so it says yes; the module says no.
+    let (key, name) = (unique_key("app:key"), unique_key("user"));
+    let mut conn = user_called(server, protocol, &name, &["~app:*", "&app:*", "+@flock"]);
+    let request = args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS, "CHANNEL", "other"];
+    let dry_run = [&args!["ACL", "DRYRUN", name][..], &request].concat();
+    assert_eq!(server.connect(protocol).cmd(&dry_run), Reply::ok());
+    assert_refused(&mut conn, &request);
+}
+
+/// A lock that alice holds and bob queues for, outside of everything that begins with `app:`.
+#[track_caller]
+fn lock_outside(server: &Server, protocol: Protocol) -> (String, u64) {
+    let key = unique_key("other:key");
+    let mut admin = server.connect(protocol);
+    let request = args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS, "LABEL", "secret label", "CHANNEL", "other:news"];
+    let token = admin.cmd(&request).as_token();
+    let queue = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "QUEUE", LEASE_MS, "CHANNEL", "other:news"];
+    assert_eq!(admin.cmd(&queue).as_array()[0], Reply::bulk("QUEUED"));
+    (key, token)
+}
+
+fn user_of_a_prefix_sees_nothing_outside(server: &Server, protocol: Protocol) {
+    // H1, H2. Tenants of one server: that a lock of another exists, who holds it, who waits, and what is told of it.
+    let (key, token) = lock_outside(server, protocol);
+    let mut conn = user(server, protocol, &["~app:*", "&app:*", "+@flock", "+flock.revoke", "+@pubsub", "+eval"]);
+    let shows = |reply: &Reply| {
+        let text = reply.to_string();
+        [key.as_str(), "secret label", "other:news", &token.to_string()].iter().any(|secret| text.contains(secret))
+    };
+    let to_an_administrator = server.connect(protocol).cmd(&args!["FLOCK.INFO", key]);
+    assert!(shows(&to_an_administrator), "{to_an_administrator}");
+    for request in every_command(&key) {
+        let reply = conn.cmd(&request);
+        assert!(!shows(&reply), "{}: {reply}", request[0].escape_ascii());
+    }
+    for pattern in [key.as_str(), "*", "other:*", "[a-z]*"] {
+        assert_eq!(listed(&mut conn, pattern).iter().find(|name| !name.starts_with("app:")), None, "{pattern}");
+    }
+    let by_owner = assert_allowed(&mut conn, &args!["FLOCK.LIST", "COUNT", 10_000, "OWNER", "alice"]);
+    assert!(!shows(&by_owner), "{by_owner}");
+    for channel in [key.as_str(), "other:news"] {
+        for subscribe in ["SUBSCRIBE", "PSUBSCRIBE"] {
+            assert_refused(&mut conn, &args![subscribe, channel]);
+        }
+    }
+    for script in [
+        "return redis.call('FLOCK.INFO', ARGV[1])",
+        "return redis.call('FLOCK.CHECK', ARGV[1], ARGV[2])",
+        "return redis.pcall('FLOCK.INFO', ARGV[1])['err']",
+        "return redis.call('FLOCK.LIST', 'COUNT', 10000, 'OWNER', 'alice')[2]",
+    ] {
+        let reply = conn.cmd(&args!["EVAL", script, 0, key, token]);
+        assert!(!shows(&reply), "{script}: {reply}");
+    }
+}
+
+fn user_of_a_prefix_changes_nothing_outside(server: &Server, protocol: Protocol) {
+    // H1, H7. Also not with the right owner, the right token, in a transaction, a script, or with a key of his own in front.
+    let (key, token) = lock_outside(server, protocol);
+    let mut conn =
+        user(server, protocol, &["~app:*", "&app:*", "+@flock", "+flock.revoke", "+eval", "+multi", "+exec"]);
+    let mine = unique_key("app:key");
+    for request in [
+        &args!["FLOCK.RELEASE", key, "alice", "TOKEN", token][..],
+        &args!["FLOCK.RELEASE", key, "bob"],
+        &args!["FLOCK.RENEW", key, "alice", 1, "TOKEN", token],
+        &args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS, "SHARED", "CONVERT", token],
+        &args!["FLOCK.ACQUIRE", key, "carol", LEASE_MS, "BLOCK", 0],
+        &args!["FLOCK.REVOKE", key, "OWNER", "alice"],
+    ] {
+        assert_refused(&mut conn, request);
+        let script = "return redis.call(unpack(ARGV))";
+        let scripted = [&args!["EVAL", script, 1, mine][..], request].concat();
+        assert!(conn.cmd(&scripted).error_code().is_some(), "{}", request[0].escape_ascii());
+        assert_eq!(conn.cmd(&["MULTI"]), Reply::ok());
+        assert_eq!(conn.cmd(request).error_code(), Some("NOPERM"));
+        assert_eq!(conn.cmd(&["EXEC"]).error_code(), Some("EXECABORT"));
+    }
+    let info = server.connect(protocol).cmd(&args!["FLOCK.INFO", key]);
+    assert_eq!(info.field("holders").as_array()[0].field("token"), &Reply::Int(i64::try_from(token).expect("a token")));
+    assert_eq!(info.field("waiters").as_array().len(), 1, "{info}");
+}
+
+fn permissions_of_two_selectors_do_not_add_up(server: &Server, protocol: Protocol) {
+    // H1. One selector gives the command, another the key: neither gives both.
+    let (free, held) = (unique_key("app:free"), unique_key("app:held"));
+    let token = hold(&mut server.connect(protocol), &held, "alice");
+    let mut conn = user(server, protocol, &["(~app:* +get)", "(~other:* &* +@flock)", "(%R~app:* +flock.check)"]);
+    assert_refused(&mut conn, &args!["FLOCK.ACQUIRE", free, "alice", LEASE_MS]);
+    assert_refused(&mut conn, &args!["FLOCK.RELEASE", held, "alice"]);
+    assert_refused(&mut conn, &args!["FLOCK.INFO", held]);
+    assert_eq!(assert_allowed(&mut conn, &args!["FLOCK.CHECK", held, token]), Reply::Int(1));
+    assert!(server.connect(protocol).cmd(&args!["FLOCK.INFO", free]).is_nil());
 }
 
 /// Effects that would take a lock away, give one, or poison the counter.

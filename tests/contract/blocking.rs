@@ -11,7 +11,9 @@ use flock_tests::wait::let_pass;
 use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::{holders, waiters, waiting};
-use crate::scene::{HANDOFF_WITHIN, LEASE_MS, QUIET, hold, listener, release, transaction, wait_until_free, waiter};
+use crate::scene::{
+    HANDOFF_WITHIN, LEASE_MS, QUIET, held_by_alice, hold, listener, release, transaction, wait_until_free, waiter,
+};
 
 on_shared_servers![
     // Served in turn.
@@ -116,9 +118,7 @@ fn waiters_are_granted_in_the_order_they_came(server: &Server, protocol: Protoco
 
 fn revoke_hands_over_to_the_waiter(server: &Server, protocol: Protocol) {
     // A10: an administrator's reset that leaves the waiters asleep.
-    let key = unique_key("revoke");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "revoke");
     let mut bob = waiter(server, protocol, &key, "bob");
     assert_eq!(alice.cmd(&args!["FLOCK.REVOKE", key]), Reply::Int(1));
     bob.recv().as_token();
@@ -126,9 +126,7 @@ fn revoke_hands_over_to_the_waiter(server: &Server, protocol: Protocol) {
 
 fn renewal_wakes_nobody(server: &Server, protocol: Protocol) {
     // B14: a renewal that runs the release's code.
-    let key = unique_key("renew");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "renew");
     let mut bob = waiter(server, protocol, &key, "bob");
     assert_eq!(alice.cmd(&args!["FLOCK.RENEW", key, "alice", LEASE_MS]), Reply::Int(1));
     bob.expect_silence(QUIET);
@@ -136,9 +134,7 @@ fn renewal_wakes_nobody(server: &Server, protocol: Protocol) {
 
 fn request_of_the_releaser_in_the_same_step_goes_behind_the_queue(server: &Server, protocol: Protocol) {
     // A9: a handoff that only wakes the waiter lets whoever comes first barge in; here nobody can be faster.
-    let key = unique_key("barge");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "barge");
     let mut bob = waiter(server, protocol, &key, "bob");
     let replies = transaction(
         &mut alice,
@@ -175,9 +171,7 @@ fn shared_request_waits_behind_a_waiting_writer(server: &Server, protocol: Proto
 
 fn adjacent_shared_waiters_are_granted_together(server: &Server, protocol: Protocol) {
     // S8: readers granted one by one would each wait for the one before; readers behind the next writer must stay.
-    let key = unique_key("together");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "together");
     let reader = |owner: &str| {
         let request = args!["FLOCK.ACQUIRE", key, owner, LEASE_MS, "SHARED", "BLOCK", 0];
         waiting(server, protocol, &request)
@@ -225,9 +219,7 @@ fn conversion_to_shared_grants_readers_up_to_the_next_writer(server: &Server, pr
 
 fn reentrant_waiter_is_granted_with_its_id(server: &Server, protocol: Protocol) {
     // S7: the id must survive the queue, or the release by it finds nothing.
-    let key = unique_key("reentrant");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "reentrant");
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "REENTRANT", "call 1", "BLOCK", 0];
     let mut bob = waiting(server, protocol, &request);
     release(&mut alice, &key, "alice");
@@ -253,9 +245,7 @@ fn waits_in_two_databases_are_apart(server: &Server, protocol: Protocol) {
 
 fn lease_of_a_waiter_starts_at_its_grant(server: &Server, protocol: Protocol) {
     // B13: time spent waiting must not be taken off the lease. What is left and what was held make the whole, at any moment.
-    let key = unique_key("lease");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "lease");
     let mut bob = waiter(server, protocol, &key, "bob");
     let_pass(Duration::from_millis(100));
     release(&mut alice, &key, "alice");
@@ -302,9 +292,7 @@ fn release_at_every_byte_of_the_request_is_never_missed(server: &Server, protoco
 
 fn block_in_a_transaction_is_a_plain_try(server: &Server, protocol: Protocol) {
     // E13: a transaction cannot stop halfway. It is answered at once, and nothing of the request stays in the queue.
-    let key = unique_key("multi");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "multi");
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0];
     assert_eq!(transaction(&mut alice, &[&request]), [Reply::Nil]);
     assert!(waiters(&mut alice, &key).is_empty());
@@ -312,9 +300,7 @@ fn block_in_a_transaction_is_a_plain_try(server: &Server, protocol: Protocol) {
 
 fn block_in_a_script_is_a_plain_try(server: &Server, protocol: Protocol) {
     // E13: as in a transaction.
-    let key = unique_key("script");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "script");
     let script = "return server.call('FLOCK.ACQUIRE', KEYS[1], 'bob', 60000, 'BLOCK', 0)";
     assert_eq!(alice.cmd(&args!["EVAL", script, 1, key]), Reply::Nil);
     assert!(waiters(&mut alice, &key).is_empty());
@@ -338,9 +324,7 @@ fn block_on_a_subscribed_connection_is_refused(server: &Server, protocol: Protoc
 
 fn block_after_unsubscribing_waits(server: &Server, protocol: Protocol) {
     // The refusal is about subscriptions that exist, not about a connection that once had one.
-    let key = unique_key("unsubscribed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unsubscribed");
     let mut bob = server.connect(protocol);
     for verb in ["SUBSCRIBE", "UNSUBSCRIBE"] {
         bob.send(&[verb, "news"]);
@@ -357,9 +341,7 @@ fn block_after_unsubscribing_waits(server: &Server, protocol: Protocol) {
 
 fn commands_behind_a_wait_are_answered_after_it(server: &Server, protocol: Protocol) {
     // A command that overtakes the blocked one would get its reply, and the other way round for ever after.
-    let key = unique_key("pipeline");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "pipeline");
     let mut bob = waiter(server, protocol, &key, "bob");
     bob.send(&["ECHO", "one"]);
     bob.send(&["ECHO", "two"]);
@@ -387,9 +369,7 @@ fn waits_pipelined_on_one_connection_are_served_in_turn(server: &Server, protoco
 
 fn release_pipelined_behind_its_own_wait_is_performed_after_it(server: &Server, protocol: Protocol) {
     // A client that gave up and sends its cancellation over the same connection: it is not seen before the grant, and then releases.
-    let key = unique_key("cancel");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "cancel");
     let mut bob = waiter(server, protocol, &key, "bob");
     bob.send(&args!["FLOCK.RELEASE", key, "bob"]);
     assert_eq!(waiters(&mut alice, &key), ["bob"]);
@@ -401,9 +381,7 @@ fn release_pipelined_behind_its_own_wait_is_performed_after_it(server: &Server, 
 
 fn reset_behind_a_wait_is_performed_after_it(server: &Server, protocol: Protocol) {
     // E13: RESET clears a connection's state, and this connection is blocked.
-    let key = unique_key("reset");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "reset");
     let mut bob = waiter(server, protocol, &key, "bob");
     bob.send(&["RESET"]);
     bob.expect_silence(QUIET);
@@ -415,18 +393,14 @@ fn reset_behind_a_wait_is_performed_after_it(server: &Server, protocol: Protocol
 
 fn reset_by_a_holder_keeps_its_hold(server: &Server, protocol: Protocol) {
     // A hold belongs to its owner, not to a connection.
-    let key = unique_key("reset");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "reset");
     assert_eq!(alice.cmd(&["RESET"]), Reply::Simple("RESET".into()));
     assert_eq!(holders(&mut alice, &key), ["alice"]);
 }
 
 fn silenced_waiter_is_granted_without_a_word(server: &Server, protocol: Protocol) {
     // CLIENT REPLY OFF: the grant stands although its reply is suppressed, and the connection stays in step.
-    let key = unique_key("silent");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "silent");
     let mut bob = server.connect(protocol);
     bob.send(&["CLIENT", "REPLY", "OFF"]);
     bob.send(&args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0]);
@@ -438,9 +412,7 @@ fn silenced_waiter_is_granted_without_a_word(server: &Server, protocol: Protocol
 
 fn wait_without_limit_outlasts_a_limited_one(server: &Server, protocol: Protocol) {
     // A5: BLOCK 0 must not be taken for a wait that is over at once.
-    let key = unique_key("unlimited");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, _alice) = held_by_alice(server, protocol, "unlimited");
     let mut bob = waiter(server, protocol, &key, "bob");
     let mut carol = server.connect(protocol);
     let limited = args!["FLOCK.ACQUIRE", key, "carol", LEASE_MS, "BLOCK", 100];
@@ -461,9 +433,7 @@ fn wait_without_limit_outlasts_the_longest_allowed_wait(builder: Builder) {
 
 fn timed_out_waiter_is_answered_nil_and_leaves(server: &Server, protocol: Protocol) {
     // A7: a waiter that has given up and stays queued is granted a lock that nobody takes.
-    let key = unique_key("timeout");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "timeout");
     let mut bob = waiting(server, protocol, &args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 50]);
     let mut carol = waiter(server, protocol, &key, "carol");
     assert_eq!(bob.recv(), Reply::Nil);
@@ -492,9 +462,7 @@ fn client_unblock_error_answers_unblocked(server: &Server, protocol: Protocol) {
 /// The waiter hears it, its connection can be used, and the next in the queue is the next to be granted.
 #[track_caller]
 fn unblocked_waiter_is_answered(server: &Server, protocol: Protocol, how: &[&str], check: fn(Reply)) {
-    let key = unique_key("unblock");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unblock");
     let mut bob = waiter(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     let id = bob.id().to_string();
@@ -508,9 +476,7 @@ fn unblocked_waiter_is_answered(server: &Server, protocol: Protocol, how: &[&str
 
 fn cancelled_waiter_is_answered_cancelled(server: &Server, protocol: Protocol) {
     // The owner's RELEASE over another connection: the wait ends at once, by an error and not by nil, which means "time is up".
-    let key = unique_key("cancel");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "cancel");
     let mut bob = waiter(server, protocol, &key, "bob");
     assert_eq!(alice.cmd(&args!["FLOCK.RELEASE", key, "bob"]), Reply::Int(1));
     let reply = bob.recv();

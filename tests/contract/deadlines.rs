@@ -1,7 +1,7 @@
 //! Leases and waits end by themselves, on time: never early, and late by no more than a tick where the server runs at all.
 //!
 //! Early is judged exactly: a lease cannot have begun before its request was sent, nor end before its whole length has passed since then.
-//! Late is judged by [`TICK`], which is generous, because these tests share their processors.
+//! Late is judged by [`TICK`](crate::scene::TICK).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use flock_core::effect::Notice;
 use flock_core::refusal::LossReason;
+use flock_tests::cpu::Stopwatch;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
 use flock_tests::server::{Builder, Server, unique_key};
@@ -18,8 +19,8 @@ use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::{holders, waiting};
 use crate::scene::{
-    Heard, LEASE_MS, QUIET, TICK, granted, hear, hear_grant, hold, listener, long_tier, lost, position, queue,
-    wait_until_free, waiter,
+    Heard, LEASE_MS, QUIET, granted, hear, hear_grant, held_by_alice, hold, listener, long_tier, lost, on_time,
+    outlast, position, queue, quiet, wait_until_free, waiter,
 };
 
 on_shared_servers![
@@ -66,9 +67,7 @@ fn lease_of_any_length_never_ends_early(server: &Server, protocol: Protocol) {
 
 fn wait_of_any_length_never_ends_early(server: &Server, protocol: Protocol) {
     // As above.
-    let key = unique_key("wait");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "wait");
     for wait_ms in 1..=20 {
         let start = Instant::now();
         let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", wait_ms];
@@ -100,9 +99,7 @@ fn renewal_moves_the_end_away(server: &Server, protocol: Protocol) {
 
 fn renewal_moves_the_end_nearer(server: &Server, protocol: Protocol) {
     // B7: the new lease replaces what was left; a timer armed for the old end would come a minute late.
-    let key = unique_key("renewed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "renewed");
     let mut bob = waiter(server, protocol, &key, "bob");
     assert_eq!(alice.cmd(&args!["FLOCK.RENEW", key, "alice", 50]), Reply::Int(1));
     bob.recv().as_token();
@@ -143,21 +140,33 @@ fn lease_that_ends_lets_one_more_into_a_semaphore(server: &Server, protocol: Pro
 
 fn lease_ends_within_a_tick_without_traffic(builder: Builder) {
     // A3, L4: nothing is sent while the lease ends, and the server's own cron comes once a second only.
-    let server = quiet(&builder);
-    let (mut alice, mut bob) = (server.connect(Protocol::Resp2), server.connect(Protocol::Resp2));
+    assert_leases_end_on_time(&quiet(&builder));
+}
+
+/// Leases of 100 ms, one after the other.
+#[track_caller]
+fn assert_leases_end_on_time(server: &Server) {
+    let mut conn = server.connect(Protocol::Resp2);
     for round in 0..5 {
         let key = format!("k{round}");
-        alice.cmd(&args!["FLOCK.ACQUIRE", key, "alice", 100]).as_token();
-        let granted = Instant::now();
-        bob.cmd(&args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0]).as_token();
-        on_time(granted, 100);
+        conn.cmd(&args!["FLOCK.ACQUIRE", key, "alice", 100]).as_token();
+        outlast(server, &key, Instant::now(), 100);
     }
+}
+
+#[test]
+fn lease_ends_within_a_tick_without_the_servers_cron() {
+    // I5: where the cron does not come at all. (Of the newest server only: the oldest cannot pause it.)
+    let server = Server::builder().start();
+    let mut conn = server.connect(Protocol::Resp2);
+    assert_eq!(conn.cmd(&args!["DEBUG", "PAUSE-CRON", 1]), Reply::ok());
+    assert_leases_end_on_time(&server);
+    assert_eq!(conn.cmd(&args!["DEBUG", "PAUSE-CRON", 0]), Reply::ok());
 }
 
 fn lease_ends_within_a_tick_under_traffic(builder: Builder) {
     // L4: a server that never sleeps must look at its deadlines all the same.
     let server = quiet(&builder);
-    let (mut alice, mut bob) = (server.connect(Protocol::Resp2), server.connect(Protocol::Resp2));
     let mut busy = server.connect(Protocol::Resp2);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -173,13 +182,7 @@ fn lease_ends_within_a_tick_under_traffic(builder: Builder) {
                 }
             }
         });
-        for round in 0..5 {
-            let key = format!("k{round}");
-            alice.cmd(&args!["FLOCK.ACQUIRE", key, "alice", 100]).as_token();
-            let granted = Instant::now();
-            bob.cmd(&args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0]).as_token();
-            on_time(granted, 100);
-        }
+        assert_leases_end_on_time(&server);
         done.store(true, Ordering::Relaxed);
     });
 }
@@ -190,10 +193,10 @@ fn wait_ends_within_a_tick_without_traffic(builder: Builder) {
     let mut conn = server.connect(Protocol::Resp2);
     hold(&mut conn, "k", "alice");
     for _ in 0..5 {
-        let start = Instant::now();
+        let watch = Stopwatch::start(&server);
         let request = args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 100];
         assert_eq!(conn.cmd(&request), Reply::Nil);
-        on_time(start, 100);
+        on_time(&watch, 100);
     }
 }
 
@@ -206,9 +209,9 @@ fn queued_wait_ends_within_a_tick_without_traffic(builder: Builder) {
     for _ in 0..5 {
         let request = args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "QUEUE", 100, "CHANNEL", "channel"];
         position(&conn.cmd(&request));
-        let queued = Instant::now();
+        let queued = Stopwatch::start(&server);
         assert_eq!(hear(&mut ears), Heard::new(Notice::TimedOut, "k", "bob"));
-        on_time(queued, 100);
+        on_time(&queued, 100);
     }
 }
 
@@ -219,24 +222,22 @@ fn session_cut_by_a_close_ends_without_traffic(builder: Builder) {
     let request = args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS, "SESSION", 100];
     alice.cmd(&request).as_token();
     let mut bob = waiter(&server, Protocol::Resp2, "k", "bob");
-    let start = Instant::now();
+    let watch = Stopwatch::start(&server);
     drop(alice);
     bob.recv().as_token();
-    on_time(start, 100);
+    on_time(&watch, 100);
 }
 
 fn lease_that_ends_in_a_stopped_server_is_handed_over_when_it_goes_on(builder: Builder) {
     // I5: late, and then at once.
     let server = quiet(&builder);
-    let mut alice = server.connect(Protocol::Resp2);
-    alice.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 100]).as_token();
-    let mut bob = waiter(&server, Protocol::Resp2, "k", "bob");
+    let (_alice, mut bob) = lease_and_waiter(&server, 100);
     server.sigstop();
     bob.expect_silence(Duration::from_millis(200));
     server.sigcont();
-    let start = Instant::now();
+    let watch = Stopwatch::start(&server);
     bob.recv().as_token();
-    on_time(start, 0);
+    on_time(&watch, 0);
 }
 
 fn lease_that_has_not_ended_in_a_stopped_server_goes_on(builder: Builder) {
@@ -257,9 +258,7 @@ fn lease_that_has_not_ended_in_a_stopped_server_goes_on(builder: Builder) {
 fn late_renewal_of_a_lease_that_ended_in_a_stopped_server_is_refused(builder: Builder) {
     // C9: the renewal was sent in time and is read too late: before the handoff, but after the lease.
     let server = quiet(&builder);
-    let mut alice = server.connect(Protocol::Resp2);
-    alice.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 200]).as_token();
-    let mut bob = waiter(&server, Protocol::Resp2, "k", "bob");
+    let (mut alice, mut bob) = lease_and_waiter(&server, 200);
     server.sigstop();
     alice.send(&args!["FLOCK.RENEW", "k", "alice", LEASE_MS]);
     let_pass(Duration::from_millis(250));
@@ -271,36 +270,29 @@ fn late_renewal_of_a_lease_that_ended_in_a_stopped_server_is_refused(builder: Bu
 fn wait_that_ends_in_a_stopped_server_is_answered_when_it_goes_on(builder: Builder) {
     // I5.
     let server = quiet(&builder);
-    let mut alice = server.connect(Protocol::Resp2);
-    hold(&mut alice, "k", "alice");
-    let request = args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 100];
-    let mut bob = waiting(&server, Protocol::Resp2, &request);
+    let mut bob = short_wait(&server);
     server.sigstop();
-    let_pass(Duration::from_millis(200));
+    let_pass(PAST_A_SHORT_WAIT);
     server.sigcont();
-    let start = Instant::now();
+    let watch = Stopwatch::start(&server);
     assert_eq!(bob.recv(), Reply::Nil);
-    on_time(start, 0);
+    on_time(&watch, 0);
 }
 
 fn lease_that_ends_in_a_sleeping_server_is_handed_over_when_it_wakes(builder: Builder) {
     // I5: a command that takes long delays everything, and breaks nothing.
     let server = quiet(&builder);
-    let mut alice = server.connect(Protocol::Resp2);
-    alice.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 100]).as_token();
-    let mut bob = waiter(&server, Protocol::Resp2, "k", "bob");
+    let (mut alice, mut bob) = lease_and_waiter(&server, 100);
     assert_eq!(alice.cmd(&["DEBUG", "SLEEP", "0.2"]), Reply::ok());
-    let start = Instant::now();
+    let watch = Stopwatch::start(&server);
     bob.recv().as_token();
-    on_time(start, 0);
+    on_time(&watch, 0);
 }
 
 fn lease_that_ends_in_a_busy_script_is_handed_over_after_it(builder: Builder) {
     // E18: a busy script lets the event loop turn, timers included, in the middle of its own execution. What is due waits for its end.
     let server = builder.config("busy-reply-threshold", 20).appendonly().start();
-    let mut alice = server.connect(Protocol::Resp2);
-    alice.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 100]).as_token();
-    let mut bob = waiter(&server, Protocol::Resp2, "k", "bob");
+    let (_alice, mut bob) = lease_and_waiter(&server, 100);
     in_a_busy_script(&server, || bob.expect_silence(Duration::from_millis(200)));
     bob.recv().as_token();
 }
@@ -308,11 +300,8 @@ fn lease_that_ends_in_a_busy_script_is_handed_over_after_it(builder: Builder) {
 fn wait_that_ends_in_a_busy_script_is_answered_after_it(builder: Builder) {
     // As above.
     let server = builder.config("busy-reply-threshold", 20).appendonly().start();
-    let mut alice = server.connect(Protocol::Resp2);
-    hold(&mut alice, "k", "alice");
-    let request = args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 100];
-    let mut bob = waiting(&server, Protocol::Resp2, &request);
-    in_a_busy_script(&server, || let_pass(Duration::from_millis(200)));
+    let mut bob = short_wait(&server);
+    in_a_busy_script(&server, || let_pass(PAST_A_SHORT_WAIT));
     assert_eq!(bob.recv(), Reply::Nil);
 }
 
@@ -323,13 +312,15 @@ fn leases_due_in_one_instant_are_all_handed_over(builder: Builder) {
     let mut holders = listener(&server, Protocol::Resp2, "holders");
     let mut waiters = listener(&server, Protocol::Resp2, "waiters");
     let mut conn = server.connect(Protocol::Resp2);
-    let tokens = burst_of_leases(&mut conn, count);
+    let tokens = many_leases(&mut conn, count);
     for number in 0..count {
         conn.send(&args!["FLOCK.ACQUIRE", key_of(number), "bob", LEASE_MS, "QUEUE", LEASE_MS, "CHANNEL", "waiters"]);
     }
     for _ in 0..count {
         assert_eq!(position(&conn.recv()), 1);
     }
+    let renew = format!("redis.call('FLOCK.RENEW', '{KEY}' .. i, 'alice', {BURST_MS})");
+    begin_burst(&mut conn, count, &renew);
     sleep_past_the_burst(&mut conn);
     let mut lost_locks = BTreeSet::new();
     for _ in 0..count {
@@ -361,13 +352,10 @@ fn waits_due_in_one_instant_are_all_told(builder: Builder) {
     let mut ears = listener(&server, Protocol::Resp2, "channel");
     let mut conn = server.connect(Protocol::Resp2);
     hold(&mut conn, "k", "alice");
-    for number in 0..count {
-        let owner = key_of(number);
-        conn.send(&args!["FLOCK.ACQUIRE", "k", owner, LEASE_MS, "QUEUE", burst_lease_ms(), "CHANNEL", "channel"]);
-    }
-    for _ in 0..count {
-        position(&conn.recv());
-    }
+    let queue = format!(
+        "redis.call('FLOCK.ACQUIRE', 'k', '{KEY}' .. i, {LEASE_MS}, 'QUEUE', {BURST_MS}, 'CHANNEL', 'channel')"
+    );
+    begin_burst(&mut conn, count, &queue);
     sleep_past_the_burst(&mut conn);
     let told: BTreeSet<_> = (0..count)
         .map(|_| {
@@ -385,25 +373,33 @@ fn clients_are_served_between_the_turns_of_a_burst(builder: Builder) {
     let server = builder.start();
     let mut conn = server.connect(Protocol::Resp2);
     let mut other = server.connect(Protocol::Resp2);
-    burst_of_leases(&mut conn, 10_000);
-    conn.send(&args!["DEBUG", "SLEEP", burst_lease_s()]);
+    let acquire = format!("redis.call('FLOCK.ACQUIRE', '{KEY}' .. i, 'alice', {BURST_MS})");
+    begin_burst(&mut conn, 10_000, &acquire);
+    conn.send(&SLEEP_PAST_THE_BURST);
     let_pass(Duration::from_millis(100));
     let left = other.cmd(&["DBSIZE"]).as_int();
     assert!(left > 0, "the whole burst was performed before anybody else was served");
 }
 
-/// A server whose cron comes once a second, so that it cannot stand in for the timer.
+/// Alice holds a lock for `lease_ms` from now on, and bob waits for it.
 #[track_caller]
-fn quiet(builder: &Builder) -> Server {
-    builder.clone().config("hz", 1).config("dynamic-hz", "no").start()
+fn lease_and_waiter(server: &Server, lease_ms: u32) -> (Conn, Conn) {
+    let mut alice = server.connect(Protocol::Resp2);
+    hold(&mut alice, "k", "alice");
+    let bob = waiter(server, Protocol::Resp2, "k", "bob");
+    assert_eq!(alice.cmd(&args!["FLOCK.RENEW", "k", "alice", lease_ms]), Reply::Int(1));
+    (alice, bob)
 }
 
-/// Now is a [`TICK`] at most after the end of what began at `start` and was to last so long. (That nothing ends early, the tests
-/// of leases and waits of 1 to 20 ms show, which count from before sending.)
+/// Long enough to see that somebody waits for so long, also on a busy machine; and more than that.
+const SHORT_WAIT_MS: u32 = 400;
+const PAST_A_SHORT_WAIT: Duration = Duration::from_millis(500);
+
+/// A lock is held, and bob waits for it for [`SHORT_WAIT_MS`].
 #[track_caller]
-fn on_time(start: Instant, lasts_ms: u64) {
-    let late = start.elapsed().saturating_sub(Duration::from_millis(lasts_ms));
-    assert!(late <= TICK, "{late:?} late");
+fn short_wait(server: &Server) -> Conn {
+    hold(&mut server.connect(Protocol::Resp2), "k", "alice");
+    waiting(server, Protocol::Resp2, &args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", SHORT_WAIT_MS])
 }
 
 /// Runs `meanwhile` while a script runs without end, then kills the script.
@@ -422,38 +418,42 @@ fn burst_size() -> usize {
     if long_tier() { 10_000 } else { 1_000 }
 }
 
-/// Long enough to prepare a burst before it ends, also on a busy machine.
-fn burst_lease_ms() -> u32 {
-    if long_tier() { 4_000 } else { 1_000 }
-}
+/// How long what ends in a burst lasts, and how long the server then sleeps.
+const BURST_MS: u32 = 1_000;
+const SLEEP_PAST_THE_BURST: [&str; 3] = ["DEBUG", "SLEEP", "1.01"];
 
-/// The same, as DEBUG SLEEP wants it.
-fn burst_lease_s() -> String {
-    format!("{}.01", burst_lease_ms() / 1000)
-}
-
-/// Alice takes `count` locks over one connection, each for [`burst_lease_ms`]; answers the tokens.
+/// Alice takes `count` locks over one connection; answers the tokens.
 #[track_caller]
-fn burst_of_leases(conn: &mut Conn, count: usize) -> Vec<u64> {
+fn many_leases(conn: &mut Conn, count: usize) -> Vec<u64> {
     for number in 0..count {
-        conn.send(&args!["FLOCK.ACQUIRE", key_of(number), "alice", burst_lease_ms(), "CHANNEL", "holders"]);
+        conn.send(&args!["FLOCK.ACQUIRE", key_of(number), "alice", LEASE_MS, "CHANNEL", "holders"]);
     }
     (0..count).map(|_| conn.recv().as_token()).collect()
+}
+
+/// Runs `step` for each number `i` below `count` in one script: what lasts [`BURST_MS`] from then on is due as one.
+#[track_caller]
+fn begin_burst(conn: &mut Conn, count: usize, step: &str) {
+    let script = format!("for i = 0, ARGV[1] - 1 do {step} end");
+    assert!(conn.cmd(&args!["EVAL", script, 0, count]).is_nil());
 }
 
 /// The server sleeps until the whole burst is over, and then finds it due in one instant.
 #[track_caller]
 fn sleep_past_the_burst(conn: &mut Conn) {
-    assert_eq!(conn.cmd(&args!["DEBUG", "SLEEP", burst_lease_s()]), Reply::ok());
+    assert_eq!(conn.cmd(&SLEEP_PAST_THE_BURST), Reply::ok());
 }
 
+/// What the names of these locks, and owners, begin with; a number follows.
+const KEY: &str = "lock ";
+
 fn key_of(number: usize) -> String {
-    format!("lock {number}")
+    format!("{KEY}{number}")
 }
 
 #[track_caller]
 fn number_of(key: &str) -> usize {
-    match key.strip_prefix("lock ").map(str::parse) {
+    match key.strip_prefix(KEY).map(str::parse) {
         Some(Ok(number)) => number,
         _ => panic!("{key} is no key of this test"),
     }

@@ -8,7 +8,7 @@ use flock_tests::wait::wait_until;
 use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::{holders, waiters, waiting};
-use crate::scene::{LEASE_MS, hold, release, transaction, wait_until_free, wait_until_waiting, waiter};
+use crate::scene::{LEASE_MS, held_by_alice, hold, release, transaction, wait_until_free, wait_until_waiting, waiter};
 
 on_shared_servers![
     request_cut_short_by_a_close_never_waits,
@@ -38,9 +38,7 @@ on_own_servers![
 
 fn request_cut_short_by_a_close_never_waits(server: &Server, protocol: Protocol) {
     // A7: what a connection has begun to say when it closes was never said.
-    let key = unique_key("half");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "half");
     let request = encode(&args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0]);
     let mut bob = server.connect(protocol);
     bob.send_bytes(&request[..request.len() - 1]);
@@ -85,9 +83,7 @@ fn killed_waiter_leaves_the_queue(server: &Server, protocol: Protocol) {
 /// The head of the queue goes; the second is the next, at once and not after a timeout.
 #[track_caller]
 fn waiter_leaves_the_queue(server: &Server, protocol: Protocol, go: fn(&mut Conn, Conn) -> Option<Conn>) {
-    let key = unique_key("dead");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "dead");
     let bob = waiter(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     let bob = go(&mut alice, bob);
@@ -101,9 +97,7 @@ fn waiter_leaves_the_queue(server: &Server, protocol: Protocol, go: fn(&mut Conn
 
 fn grant_to_a_connection_killed_in_the_same_step_goes_to_the_next(server: &Server, protocol: Protocol) {
     // D6, E13: the release has granted the lock to bob when his connection dies, before he could be told.
-    let key = unique_key("killed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "killed");
     let bob = waiter(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     let replies =
@@ -115,9 +109,7 @@ fn grant_to_a_connection_killed_in_the_same_step_goes_to_the_next(server: &Serve
 
 fn grant_to_three_killed_connections_goes_to_the_fourth(server: &Server, protocol: Protocol) {
     // A7: each grant that cannot be delivered must be taken back in turn.
-    let key = unique_key("killed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "killed");
     let dead = ["bob", "carol", "dave"].map(|owner| waiter(server, protocol, &key, owner));
     let mut erin = waiter(server, protocol, &key, "erin");
     let mut commands = vec![args!["FLOCK.RELEASE", key, "alice"].to_vec()];
@@ -130,9 +122,7 @@ fn grant_to_three_killed_connections_goes_to_the_fourth(server: &Server, protoco
 
 fn grant_to_a_killed_connection_with_nobody_next_frees_the_lock(server: &Server, protocol: Protocol) {
     // B10: a grant that nobody knows of must not last a lease.
-    let key = unique_key("killed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "killed");
     let bob = waiter(server, protocol, &key, "bob");
     transaction(&mut alice, &[&args!["FLOCK.RELEASE", key, "alice"], &args!["CLIENT", "KILL", "ID", bob.id()]]);
     wait_until_free(&mut alice, &key);
@@ -140,9 +130,7 @@ fn grant_to_a_killed_connection_with_nobody_next_frees_the_lock(server: &Server,
 
 fn killed_reader_leaves_the_others_granted_with_it(server: &Server, protocol: Protocol) {
     // Taking back one of several grants made in one step must not take back the others.
-    let key = unique_key("killed reader");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "killed reader");
     let reader = |owner: &str| {
         let request = args!["FLOCK.ACQUIRE", key, owner, LEASE_MS, "SHARED", "BLOCK", 0];
         waiting(server, protocol, &request)
@@ -160,9 +148,7 @@ fn killed_reader_leaves_the_others_granted_with_it(server: &Server, protocol: Pr
 
 fn grant_to_a_connection_unblocked_by_error_in_the_same_step_goes_to_the_next(server: &Server, protocol: Protocol) {
     // E13: bob is told UNBLOCKED by the server itself, so he does not have the lock, whatever was decided before. One reply, not two.
-    let key = unique_key("unblocked");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unblocked");
     let mut bob = waiter(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     transaction(&mut alice, &[&args!["FLOCK.RELEASE", key, "alice"], &args!["CLIENT", "UNBLOCK", bob.id(), "ERROR"]]);
@@ -174,9 +160,7 @@ fn grant_to_a_connection_unblocked_by_error_in_the_same_step_goes_to_the_next(se
 
 fn grant_wins_over_an_unblock_by_timeout_in_the_same_step(server: &Server, protocol: Protocol) {
     // E13: bob holds the lock, so nil would be a lie; and the timeout's nil after the grant would be a second reply.
-    let key = unique_key("unblocked");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unblocked");
     let mut bob = waiter(server, protocol, &key, "bob");
     transaction(&mut alice, &[&args!["FLOCK.RELEASE", key, "alice"], &args!["CLIENT", "UNBLOCK", bob.id(), "TIMEOUT"]]);
     let token = bob.recv().as_token();
@@ -202,9 +186,7 @@ fn waiter_whose_user_is_deleted_leaves_the_queue(server: &Server, protocol: Prot
 
 fn grant_that_is_removed_in_the_same_step_goes_to_the_next(server: &Server, protocol: Protocol) {
     // A10: bob was granted the lock and has lost it before he could be told; carol has it. Both are answered, each once.
-    let key = unique_key("removed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "removed");
     let mut bob = waiter(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     transaction(&mut alice, &[&args!["FLOCK.RELEASE", key, "alice"], &args!["DEL", key]]);
@@ -217,9 +199,7 @@ fn grant_that_is_removed_in_the_same_step_goes_to_the_next(server: &Server, prot
 
 fn grant_to_a_killed_connection_that_is_removed_goes_to_the_next(server: &Server, protocol: Protocol) {
     // E13, A10: the grant that is to be taken back is not there any more, and its lock's number may be in use again.
-    let key = unique_key("removed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "removed");
     let bob = waiter(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     let (release, kill) = (args!["FLOCK.RELEASE", key, "alice"], args!["CLIENT", "KILL", "ID", bob.id()]);
@@ -236,9 +216,7 @@ fn grant_to_a_killed_connection_that_is_removed_goes_to_the_next(server: &Server
 
 fn closed_holder_keeps_its_lease(server: &Server, protocol: Protocol) {
     // E14: without SESSION a hold does not hang on a connection: the reply has left the server, somebody may act on it.
-    let key = unique_key("closed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "closed");
     let mut bob = waiter(server, protocol, &key, "bob");
     release(&mut alice, &key, "alice");
     bob.recv().as_token();
@@ -250,9 +228,7 @@ fn closed_holder_keeps_its_lease(server: &Server, protocol: Protocol) {
 
 fn silent_waiters_cost_a_claim_each_and_no_lease(server: &Server, protocol: Protocol) {
     // L2, A7: connections that are open and behind which nobody lives any more. Each is granted, none confirms.
-    let key = unique_key("claims");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "claims");
     let silent = ["bob", "carol", "dave"].map(|owner| {
         let request = args!["FLOCK.ACQUIRE", key, owner, LEASE_MS, "BLOCK", 0, "CLAIM", 50];
         waiting(server, protocol, &request)
@@ -315,9 +291,7 @@ fn waiter_that_closes_while_its_grant_is_made_passes_it_on(builder: Builder) {
 
 fn release_by_a_holder_that_closes_at_once_hands_over(server: &Server, protocol: Protocol) {
     // B2: the handoff must not depend on the reply of the RELEASE being read.
-    let key = unique_key("hang up");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "hang up");
     let mut bob = waiter(server, protocol, &key, "bob");
     alice.send(&args!["FLOCK.RELEASE", key, "alice"]);
     drop(alice);

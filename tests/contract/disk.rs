@@ -6,8 +6,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::sync::mpsc::channel;
-use std::thread::spawn;
 
 use flock_tests::args;
 use flock_tests::on_own_servers;
@@ -16,6 +14,7 @@ use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
 use flock_tests::server::{Builder, Server};
 use flock_tests::wait::wait_until;
 
+use crate::acknowledged::Load;
 use crate::lock_view::{holders, waiting};
 use crate::scene::{LEASE_MS, QUIET, hold, release, waiter};
 
@@ -148,44 +147,12 @@ fn acknowledged_requests_survive_a_full_disk(builder: Builder) {
     // at the next start.
     let (builder, _scratch) = filling_up(builder);
     let mut server = builder.appendonly().start();
-    let addr = server.addr();
-    let (done, answered) = channel();
-    let load = spawn(move || {
-        let mut conn = Conn::open(addr, Protocol::Resp2);
-        for number in 0.. {
-            let key = format!("k{number}");
-            let Ok(Reply::Int(token)) = conn.try_cmd(&args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS]) else { return };
-            let _ = done.send((key.clone(), token, true));
-            if number % 3 == 0 {
-                let Ok(Reply::Int(1)) = conn.try_cmd(&args!["FLOCK.RELEASE", key, "alice"]) else { return };
-                let _ = done.send((key, token, false));
-            }
-        }
-    });
-    let mut log = Vec::new();
-    while log.len() < 100 {
-        log.push(answered.recv_timeout(ANSWER_WITHIN).expect("the load goes on"));
-    }
+    let mut load = Load::start(&server);
+    load.wait_answers(100);
     limit_files(&server, Some(file_bytes(&server) + 20_000));
     let status = server.wait_exit(ANSWER_WITHIN);
     assert_eq!(status.code(), Some(1), "{}", server.log());
-    load.join().expect("the load ends with the connection");
-    log.extend(answered.try_iter());
     // The new process has no limit.
     server.start_again();
-    let mut conn = server.connect(Protocol::Resp2);
-    let (last, _, _) = log.last().expect("something was answered").clone();
-    for (key, token, _) in &log {
-        let ended = log.iter().any(|(other, _, is_held)| other == key && !*is_held);
-        // The release of the last answered grant may have been written, and not answered.
-        if *key == last && !ended {
-            continue;
-        }
-        assert_eq!(
-            conn.cmd(&args!["FLOCK.CHECK", key, token]),
-            Reply::Int(i64::from(!ended)),
-            "{key} of {}",
-            log.len()
-        );
-    }
+    load.assert_done(&mut server.connect(Protocol::Resp2));
 }

@@ -1,5 +1,6 @@
 //! What users may rely on, told to real servers, one fact per test.
 
+mod acknowledged;
 mod acl;
 mod acquire;
 mod bad_input;
@@ -8,11 +9,13 @@ mod check;
 mod claim;
 mod clocks;
 mod config;
+mod contender;
 mod crowds;
 mod deadlines;
 mod delivery;
 mod disk;
 mod docs;
+mod failover;
 mod floor;
 mod hostile;
 mod info;
@@ -24,6 +27,7 @@ mod lock_view;
 mod memory;
 mod messages;
 mod modes;
+mod module_calls;
 mod outside;
 mod panics;
 mod pauses;

@@ -14,8 +14,8 @@ use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::waiting;
 use crate::scene::{
-    Heard, LEASE_MS, QUIET, fencing_token, hear, hear_grant, hold, hold_with_channel, listener, lost, queue, release,
-    transaction, wait_until_free, waiter,
+    Heard, LEASE_MS, QUIET, fencing_token, hear, hear_grant, heard_channel, held_by_alice, hold, hold_with_channel,
+    listener, lost, queue, release, transaction, wait_until_free, waiter,
 };
 
 on_shared_servers![
@@ -134,10 +134,8 @@ fn every_holder_hears_of_its_own_hold(server: &Server, protocol: Protocol) {
 
 fn holder_that_was_blocked_hears_of_its_loss(server: &Server, protocol: Protocol) {
     // C10: the channel must survive the queue.
-    let (key, channel) = (unique_key("blocked"), unique_key("channel"));
-    let mut ears = listener(server, protocol, &channel);
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "blocked");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0, "CHANNEL", channel];
     let mut bob = waiting(server, protocol, &request);
     release(&mut alice, &key, "alice");
@@ -148,10 +146,8 @@ fn holder_that_was_blocked_hears_of_its_loss(server: &Server, protocol: Protocol
 
 fn holder_that_was_queued_hears_of_its_loss(server: &Server, protocol: Protocol) {
     // C10: as above.
-    let (key, channel) = (unique_key("queued"), unique_key("channel"));
-    let mut ears = listener(server, protocol, &channel);
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "queued");
+    let (channel, mut ears) = heard_channel(server, protocol);
     queue(&mut alice, &key, "bob", &channel);
     release(&mut alice, &key, "alice");
     let token = hear_grant(&mut ears, &key, "bob");

@@ -24,8 +24,8 @@ use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::{holders, left_ms, waiters, waiting};
 use crate::scene::{
-    Heard, LEASE_MS, QUIET, ended, hear, hear_grant, hold, hold_with_channel, listener, lost, queue, release,
-    transaction, wait_until_free, waiter,
+    Heard, LEASE_MS, QUIET, ended, hear, hear_grant, held_by_alice, hold, hold_with_channel, listener, lost, queue,
+    release, transaction, wait_until_free, waiter,
 };
 
 on_shared_servers![
@@ -557,9 +557,7 @@ fn value_moved_away_is_nobodys(server: &Server, protocol: Protocol) {
 
 fn newcomer_in_the_same_step_as_a_del_waits_its_turn(server: &Server, protocol: Protocol) {
     // A9: between the DEL and the handoff is a moment in which the key is free and a queue exists.
-    let key = unique_key("barge");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "barge");
     let mut bob = waiter(server, protocol, &key, "bob");
     let replies = transaction(&mut alice, &[&args!["DEL", key], &args!["FLOCK.ACQUIRE", key, "newcomer", LEASE_MS]]);
     assert_eq!(replies, [Reply::Int(1), Reply::Nil]);
@@ -568,9 +566,7 @@ fn newcomer_in_the_same_step_as_a_del_waits_its_turn(server: &Server, protocol: 
 
 fn queued_requests_of_readers_are_served_together_after_a_del(server: &Server, protocol: Protocol) {
     // S8: a handoff like any other.
-    let key = unique_key("readers");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "readers");
     let mut readers = ["reader 1", "reader 2"].map(|owner| {
         let request = args!["FLOCK.ACQUIRE", key, owner, LEASE_MS, "SHARED", "BLOCK", 0];
         waiting(server, protocol, &request)

@@ -31,24 +31,34 @@ on_own_servers![
 /// How many leases fall due together.
 const LEASES: u32 = 200;
 
-/// `LEASES` short leases, each with a waiter behind it where `waiters`, and session holds on a connection of their own.
+/// [`LEASES`] leases, ten of them with a waiter behind, and session holds on a connection of their own.
 struct Crowd {
     sessions: Conn,
     waiters: Vec<Conn>,
 }
 
 #[track_caller]
-fn gather(server: &Server, lease_ms: u32) -> Crowd {
+fn gather(server: &Server) -> Crowd {
     let mut sessions = server.connect(Protocol::Resp2);
     let script =
         "for i = 1, ARGV[1] do redis.call('FLOCK.ACQUIRE', 'short ' .. i, 'alice', ARGV[2], 'CHANNEL', 'news') end";
-    assert!(sessions.cmd(&args!["EVAL", script, 0, LEASES, lease_ms]).is_nil());
+    assert!(sessions.cmd(&args!["EVAL", script, 0, LEASES, LEASE_MS]).is_nil());
     for number in 0..20 {
         let key = format!("session {number}");
         sessions.cmd(&args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS, "SESSION", 1]).as_token();
     }
     let waiters = (1..=10).map(|number| waiter(server, Protocol::Resp2, &format!("short {number}"), "bob")).collect();
     Crowd { sessions, waiters }
+}
+
+/// From now on the leases last `lease_ms`; and the server gets `then` together with that, however long the test was about its crowd.
+#[track_caller]
+fn shorten_leases(conn: &mut Conn, lease_ms: u32, then: &[Vec<u8>]) {
+    let script = "for i = 1, ARGV[1] do redis.call('FLOCK.RENEW', 'short ' .. i, 'alice', ARGV[2]) end";
+    conn.send(&args!["EVAL", script, 0, LEASES, lease_ms]);
+    conn.send(then);
+    assert!(conn.recv().is_nil());
+    assert_eq!(conn.recv(), Reply::ok());
 }
 
 impl Crowd {
@@ -80,9 +90,9 @@ fn assert_pause_defers(builder: &Builder, mode: &str) {
     let servers = Replicated::start(&builder.clone().appendonly(), 1);
     let (primary, replica) = (&servers.primary, &servers.replicas[0]);
     let mut admin = primary.connect(Protocol::Resp2);
-    let crowd = gather(primary, 300);
+    let crowd = gather(primary);
     servers.wait_in_step();
-    assert_eq!(admin.cmd(&args!["CLIENT", "PAUSE", 800, mode]), Reply::ok());
+    shorten_leases(&mut admin, 300, &args!["CLIENT", "PAUSE", 800, mode]);
     let waiters = crowd.leave();
     let mut reader = replica.connect(Protocol::Resp2);
     holds_for("nothing is written", Duration::from_millis(500), || {
@@ -122,9 +132,9 @@ fn waits_that_end_in_a_pause_end_after_it(builder: Builder) {
     let mut conn = server.connect(Protocol::Resp2);
     conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS]).as_token();
     let mut impatient = server.connect(Protocol::Resp2);
-    impatient.send(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 100]);
+    impatient.send(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 500]);
     server.wait_until_blocked(&impatient);
-    assert_eq!(conn.cmd(&["CLIENT", "PAUSE", "400", "WRITE"]), Reply::ok());
+    assert_eq!(conn.cmd(&["CLIENT", "PAUSE", "900", "WRITE"]), Reply::ok());
     assert!(impatient.recv().is_nil());
     let mut patient = waiter(&server, Protocol::Resp2, "k", "carol");
     assert_eq!(conn.cmd(&args!["FLOCK.RELEASE", "k", "alice"]), Reply::Int(1));
@@ -137,10 +147,10 @@ fn failover_with_leases_due_is_clean(builder: Builder) {
     let servers = Replicated::start(&builder.appendonly(), 1);
     let (old, new) = (&servers.primary, &servers.replicas[0]);
     let mut admin = old.connect(Protocol::Resp2);
-    let crowd = gather(old, 300);
+    let crowd = gather(old);
     servers.wait_in_step();
     new.sigstop();
-    assert_eq!(admin.cmd(&args!["FAILOVER", "TO", "127.0.0.1", new.port()]), Reply::ok());
+    shorten_leases(&mut admin, 300, &args!["FAILOVER", "TO", "127.0.0.1", new.port()]);
     let waiters = crowd.leave();
     let_pass(Duration::from_millis(400));
     new.sigcont();
@@ -161,13 +171,12 @@ fn failover_that_is_given_up_resumes(builder: Builder) {
     let servers = Replicated::start(&builder, 1);
     let (primary, replica) = (&servers.primary, &servers.replicas[0]);
     let mut admin = primary.connect(Protocol::Resp2);
-    let crowd = gather(primary, 200);
+    let crowd = gather(primary);
     servers.wait_in_step();
     replica.sigstop();
-    // Something that the stopped replica has not got: the failover waits for it.
-    admin.cmd(&args!["FLOCK.RENEW", "short 200", "alice", 200]);
+    // The renewals are something that the stopped replica has not got: the failover waits for it.
     let failover = args!["FAILOVER", "TO", "127.0.0.1", replica.port(), "TIMEOUT", 500];
-    assert_eq!(admin.cmd(&failover), Reply::ok());
+    shorten_leases(&mut admin, 200, &failover);
     let waiters = crowd.leave();
     wait_until("the failover is given up", ANSWER_WITHIN, || {
         primary.info("replication").text("master_failover_state") == "no-failover"
@@ -181,10 +190,11 @@ fn failover_that_is_given_up_resumes(builder: Builder) {
 fn shutdown_that_waits_for_a_replica_decides_nothing(builder: Builder) {
     // SIGTERM with a replica that lags pauses writes and waits for it: leases fall due and connections go meanwhile.
     let mut servers = Replicated::start(&builder.appendonly().config("shutdown-timeout", 1), 1);
-    let crowd = gather(&servers.primary, 200);
+    let crowd = gather(&servers.primary);
     servers.wait_in_step();
     servers.replicas[0].sigstop();
-    servers.primary.connect(Protocol::Resp2).cmd(&args!["FLOCK.RENEW", "short 200", "alice", 200]);
+    // The renewals are what the replica lags behind by.
+    shorten_leases(&mut servers.primary.connect(Protocol::Resp2), 200, &args!["SET", "other", "value", "PX", 1]);
     servers.primary.sigterm();
     let_pass(Duration::from_millis(100));
     let _waiters = crowd.leave();

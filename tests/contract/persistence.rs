@@ -1,9 +1,10 @@
 //! What is on disk: every acknowledged grant and release, and no lease longer or shorter than it was.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc::channel;
-use std::thread::spawn;
 use std::time::{Duration, Instant};
 
 use flock_tests::args;
@@ -14,8 +15,9 @@ use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
 use flock_tests::server::{Builder, Server};
 use flock_tests::wait::{let_pass, wait_until};
 
+use crate::acknowledged::Load;
 use crate::lock_view::{holder, holders, left_ms};
-use crate::scene::{LEASE_MS, hold, long_tier, release, waiter};
+use crate::scene::{LEASE_MS, hold, long_tier, outlast, release, rounds, waiter};
 use crate::tokens::with_clock;
 use crate::traffic::{Traffic, assert_same, contents, held, wait_settled};
 
@@ -40,6 +42,11 @@ on_own_servers![
     snapshot_of_a_newer_version_is_refused_with_its_reason,
     truncated_snapshot_is_refused,
     unknown_change_in_the_append_only_file_is_logged,
+    data_are_refused_without_the_module_and_load_with_it,
+    thousand_locks_survive_reloads,
+    append_only_file_that_is_cut_loads_what_is_whole,
+    snapshot_passes_the_servers_checker,
+    append_only_file_passes_the_servers_checker,
 ];
 
 const REWRITE: &[&str] = &["BGREWRITEAOF"];
@@ -121,7 +128,7 @@ fn random_traffic_survives_every_form(builder: Builder) {
         let mut server = builder.start();
         let mut conn = server.connect(Protocol::Resp2);
         let mut traffic = Traffic::new(Random::new(), 8);
-        for _ in 0..if long_tier() { 20_000 } else { 500 } {
+        for _ in 0..rounds(500, 20_000) {
             traffic.step(&mut conn);
         }
         drop(conn);
@@ -137,43 +144,13 @@ fn random_traffic_survives_every_form(builder: Builder) {
 fn acknowledged_requests_survive_a_kill(builder: Builder) {
     // C2. With `appendfsync always` an answer means: it is on the disk. The server is killed in the middle of the load; the last
     // request may have been done or not, every answered one must be there.
-    for _ in 0..if long_tier() { 20 } else { 3 } {
+    for _ in 0..rounds(5, 20) {
         let mut server = builder.clone().appendonly().start();
-        let addr = server.addr();
-        let (done, answered) = channel();
-        let load = spawn(move || {
-            let mut conn = Conn::open(addr, Protocol::Resp2);
-            for number in 0.. {
-                let key = format!("k{number}");
-                let Ok(Reply::Int(token)) = conn.try_cmd(&args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS]) else {
-                    return;
-                };
-                let _ = done.send((key.clone(), token, false));
-                if number % 3 == 0 {
-                    let Ok(Reply::Int(1)) = conn.try_cmd(&args!["FLOCK.RELEASE", key, "alice"]) else { return };
-                    let _ = done.send((key, token, true));
-                }
-            }
-        });
-        let mut log = Vec::new();
-        while log.len() < 500 {
-            log.push(answered.recv_timeout(ANSWER_WITHIN).expect("the load goes on"));
-        }
+        let mut load = Load::start(&server);
+        load.wait_answers(500);
         server.kill9();
-        load.join().expect("the load ends with the connection");
-        log.extend(answered.try_iter());
         server.start_again();
-        let mut conn = server.connect(Protocol::Resp2);
-        let (last, earlier) = log.split_last().expect("something was answered");
-        for (key, token, is_end) in earlier {
-            let ended = *is_end || log.iter().any(|(other, _, is_end)| other == key && *is_end);
-            // The release of the last answered grant may have been under way.
-            if !ended && *key == last.0 {
-                continue;
-            }
-            let held = Reply::Int(i64::from(!ended));
-            assert_eq!(conn.cmd(&args!["FLOCK.CHECK", key, token]), held, "{key} of {} answers", log.len());
-        }
+        load.assert_done(&mut server.connect(Protocol::Resp2));
     }
 }
 
@@ -218,14 +195,14 @@ fn lease_that_ended_while_down_is_over(builder: Builder) {
     for (form, builder, command) in forms(&builder) {
         let mut server = builder.start();
         let mut conn = server.connect(Protocol::Resp2);
-        conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 150]).as_token();
+        conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 400]).as_token();
+        let granted = Instant::now();
         write(&server, command);
         server.kill9();
-        let_pass(Duration::from_millis(150));
+        let_pass(Duration::from_millis(400).saturating_sub(granted.elapsed()));
         server.start_again();
-        let mut conn = server.connect(Protocol::Resp2);
-        wait_until("the lock is free", Duration::from_millis(100), || conn.cmd(&["EXISTS", "k"]) == Reply::Int(0));
-        let reply = conn.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS]);
+        // The first request: whether the server has looked at its deadlines since or not.
+        let reply = server.connect(Protocol::Resp2).cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS]);
         assert!(matches!(reply, Reply::Int(1..)), "{form}: {reply}");
     }
 }
@@ -233,20 +210,17 @@ fn lease_that_ended_while_down_is_over(builder: Builder) {
 fn restarts_in_a_loop_extend_nothing(builder: Builder) {
     // A server that crashes at every start must not keep a dead holder's lock for ever.
     let mut server = builder.appendonly().start();
-    let start = Instant::now();
+    let asked = Instant::now();
     let mut conn = server.connect(Protocol::Resp2);
-    conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 1000]).as_token();
+    conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 1500]).as_token();
+    let granted = Instant::now();
     for _ in 0..4 {
         server.kill9();
         let_pass(Duration::from_millis(100));
         server.start_again();
     }
-    let mut conn = server.connect(Protocol::Resp2);
-    conn.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 0]).as_token();
-    let waited = start.elapsed();
-    assert!(waited >= Duration::from_millis(1000), "{waited:?}");
-    // Four starts of 40 ms or more each would show if each of them added a whole lease.
-    assert!(waited < Duration::from_millis(1900), "{waited:?}");
+    outlast(&server, "k", granted, 1500);
+    assert!(asked.elapsed() >= Duration::from_millis(1500), "{:?}", asked.elapsed());
 }
 
 fn lease_loaded_without_its_boot_starts_when_loading_has_ended(builder: Builder) {
@@ -265,10 +239,8 @@ fn lease_loaded_without_its_boot_starts_when_loading_has_ended(builder: Builder)
     let_pass(Duration::from_millis(300));
     let start = Instant::now();
     server.start_again();
-    let mut conn = server.connect(Protocol::Resp2);
-    conn.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 0]).as_token();
-    let waited = start.elapsed();
-    assert!((700..2500).contains(&waited.as_millis()), "{waited:?}");
+    outlast(&server, "k", Instant::now(), 700);
+    assert!(start.elapsed() >= Duration::from_millis(700), "{:?}", start.elapsed());
 }
 
 fn waiters_are_not_persisted(builder: Builder) {
@@ -417,7 +389,7 @@ fn damaged_value_is_refused_or_sound(builder: Builder) {
     conn.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "SHARED"]).as_token();
     let value = dump(&mut conn, "k");
     let mut random = Random::new();
-    for _ in 0..if long_tier() { 100_000 } else { 2000 } {
+    for _ in 0..rounds(2000, 100_000) {
         let mut changed = body(&value).to_vec();
         let at = random.below(changed.len() as u64);
         changed[usize::try_from(at).expect("an index fits")] = u8::try_from(random.below(256)).expect("a byte");
@@ -531,13 +503,117 @@ fn unknown_change_in_the_append_only_file_is_logged(builder: Builder) {
     assert_eq!(holders(&mut server.connect(Protocol::Resp2), "k"), ["alice"]);
 }
 
-/// The server's binary under another name is the checker.
+fn data_are_refused_without_the_module_and_load_with_it(builder: Builder) {
+    // C10. Somebody forgets the `loadmodule` line: the server must not start with half of the data, must name what is missing, and must
+    // leave the files as they are for the next start.
+    for (form, builder, command) in forms(&builder) {
+        let mut server = with_holds(builder);
+        write(&server, command);
+        let before = contents(&server);
+        server.kill9();
+        let files = files_of(&server);
+        let config = server.dir().join("valkey.conf");
+        let with_module = fs::read_to_string(&config).expect("the configuration can be read");
+        let without_module: Vec<_> = with_module.lines().filter(|line| !line.starts_with("loadmodule")).collect();
+        fs::write(&config, without_module.join("\n")).expect("the configuration can be written");
+        let failure = server.try_start_again().expect_err("data of a module are refused without it");
+        assert_eq!(failure.status.and_then(|status| status.code()), Some(1), "{form}: {}", failure.log);
+        assert!(failure.log.to_lowercase().contains("flock"), "{form}: {}", failure.log);
+        assert_eq!(files_of(&server), files, "{form}");
+        fs::write(&config, with_module).expect("the configuration can be written");
+        server.start_again();
+        assert_same(&contents(&server), &before, form);
+    }
+}
+
+/// The names and the bytes of the data files.
+#[track_caller]
+fn files_of(server: &Server) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut paths = vec![server.dir().join("dump.rdb")];
+    let append_only = fs::read_dir(server.dir().join("appendonlydir"));
+    paths.extend(append_only.into_iter().flatten().flatten().map(|entry| entry.path()));
+    paths.into_iter().filter_map(|path| fs::read(&path).ok().map(|bytes| (path, bytes))).collect()
+}
+
+fn thousand_locks_survive_reloads(builder: Builder) {
+    // C1, S11. Mixed holds in numbers: the same digests and no lease shorter than before, also after a background save and a restart.
+    let mut server = builder.appendonly().start();
+    let mut conn = server.connect(Protocol::Resp2);
+    for number in 0..if long_tier() { 20_000 } else { 1000 } {
+        let options: &[&str] = match number % 5 {
+            0 => &[],
+            1 => &["SHARED", "LIMIT", "4"],
+            2 => &["REENTRANT", "1", "LABEL", "nightly run"],
+            3 => &["CHANNEL", "news", "CLAIM", "3000000"],
+            _ => &["SESSION", "80000000"],
+        };
+        let options: Vec<_> = options.iter().map(|option| option.as_bytes().to_vec()).collect();
+        let owners = if number % 5 == 1 { 3 } else { 1 };
+        for owner in 0..owners {
+            conn.send(&[&args!["FLOCK.ACQUIRE", format!("k{number}"), owner, 3_600_000][..], &options].concat());
+        }
+        for _ in 0..owners {
+            conn.recv().as_token();
+        }
+    }
+    let before = contents(&server);
+    let asked = Instant::now();
+    let left = left_ms(&mut conn, "k0", "0");
+    for reload in [["DEBUG", "RELOAD"], ["DEBUG", "LOADAOF"]] {
+        assert_eq!(conn.cmd(&reload), Reply::ok());
+        assert_same(&contents(&server), &before, reload[1]);
+    }
+    write(&server, REWRITE);
+    server.kill9();
+    server.start_again();
+    assert_same(&contents(&server), &before, "restart");
+    let mut conn = server.connect(Protocol::Resp2);
+    let passed = i64::try_from(asked.elapsed().as_millis()).expect("a test is short");
+    let later = left_ms(&mut conn, "k0", "0");
+    assert!((left - passed - 1..=left).contains(&later), "{left} ms left, and {later} after {passed}");
+}
+
+fn append_only_file_that_is_cut_loads_what_is_whole(builder: Builder) {
+    // C7. Killed in the middle of a write: the last change may be cut anywhere. All before it counts, and tokens rise above its own too,
+    // far ahead of the clock as they are: they were announced before.
+    let builder = builder.config("appendonly", "yes").config("appendfsync", "no");
+    let mut server = builder.start();
+    let mut conn = server.connect(Protocol::Resp2);
+    let mut take = |key, floor| conn.cmd(&args!["FLOCK.ACQUIRE", key, "alice", 3_600_000, "FLOOR", floor]).as_token();
+    let ahead = take("k", 1) + 4_000_000_000;
+    take("ahead", ahead);
+    let last = take("last", 1);
+    server.kill9();
+    let path = "appendonlydir/appendonly.aof.1.incr.aof";
+    let whole = fs::read(server.dir().join(path)).expect("the file is there");
+    let tail = whole.windows(4).rposition(|bytes| bytes == b"last").expect("the last grant is in the file");
+    let last_change = whole[..tail].windows(2).rposition(|bytes| bytes == b"*3").expect("a change begins");
+    let mut random = Random::new();
+    let mut cuts: Vec<_> =
+        (0..rounds(6, 200)).map(|_| last_change + index_below(&mut random, whole.len() - last_change)).collect();
+    cuts.extend([last_change, whole.len()]);
+    for cut in cuts {
+        fs::write(server.dir().join(path), &whole[..cut]).expect("the file can be written");
+        server.start_again();
+        let mut conn = server.connect(Protocol::Resp2);
+        assert_eq!(holders(&mut conn, "k"), ["alice"], "cut at {cut}");
+        let is_whole = cut == whole.len();
+        assert_eq!(conn.cmd(&["EXISTS", "last"]), Reply::Int(is_whole.into()), "cut at {cut} of {}", whole.len());
+        let token = hold(&mut conn, "next", "alice");
+        assert!(token > last, "cut at {cut}: {token} after {last}");
+        server.kill9();
+    }
+}
+
+fn index_below(random: &mut Random, bound: usize) -> usize {
+    usize::try_from(random.below(bound as u64)).expect("an index fits")
+}
+
+/// The newest server's binary under another name is the checker, of the files of all servers.
 #[track_caller]
 fn check(server: &Server, tool: &str, file: &str) {
     let binary = std::env::var("VALKEY_SERVER").expect("VALKEY_SERVER names the server");
-    let link = server.dir().join(tool);
-    std::os::unix::fs::symlink(binary, &link).expect("a link can be made");
-    let output = Command::new(link).arg(server.dir().join(file)).output().expect("the checker runs");
+    let output = Command::new(binary).arg0(tool).arg(server.dir().join(file)).output().expect("the checker runs");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
 }
@@ -552,19 +628,17 @@ fn with_holds(builder: Builder) -> Server {
     server
 }
 
-#[test]
-fn snapshot_passes_the_servers_checker() {
+fn snapshot_passes_the_servers_checker(builder: Builder) {
     // Operators check a file before they trust it: it must be readable without the module.
-    let server = with_holds(Server::builder());
+    let server = with_holds(builder);
     assert_eq!(server.connect(Protocol::Resp2).cmd(&["SAVE"]), Reply::ok());
     check(&server, "valkey-check-rdb", "dump.rdb");
 }
 
-#[test]
-fn append_only_file_passes_the_servers_checker() {
+fn append_only_file_passes_the_servers_checker(builder: Builder) {
     // The same for the append-only file. (One without a snapshot at its head: the checker of this version takes the snapshot of any
     // server, with or without modules, for a damaged file.)
-    let server = with_holds(Server::builder().appendonly().config("aof-use-rdb-preamble", "no"));
+    let server = with_holds(builder.appendonly().config("aof-use-rdb-preamble", "no"));
     write(&server, REWRITE);
     hold(&mut server.connect(Protocol::Resp2), "after", "alice");
     check(&server, "valkey-check-aof", "appendonlydir/appendonly.aof.manifest");

@@ -15,8 +15,8 @@ use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::{holders, waiters, waiting};
 use crate::scene::{
-    Heard, LEASE_MS, QUIET, claimed, ended, granted, hear, hear_grant, hold, listener, long_tier, position, queue,
-    queue_request, release, transaction, wait_until_free, waiter,
+    Heard, LEASE_MS, QUIET, claimed, ended, granted, hear, hear_grant, heard_channel, held_by_alice, hold, listener,
+    long_tier, position, queue, queue_request, release, transaction, wait_until_free, waiter,
 };
 
 on_shared_servers![
@@ -114,9 +114,7 @@ fn queued_request_with_no_time_to_wait_is_refused(server: &Server, protocol: Pro
 
 fn queued_request_answers_its_position(server: &Server, protocol: Protocol) {
     // A13: "held" and "queued" must not look alike; 1 is the next.
-    let key = unique_key("position");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "position");
     assert_eq!(queue(&mut conn, &key, "bob", "c"), 1);
     assert_eq!(queue(&mut conn, &key, "carol", "c"), 2);
     assert_eq!(queue(&mut conn, &key, "dave", "c"), 3);
@@ -124,9 +122,7 @@ fn queued_request_answers_its_position(server: &Server, protocol: Protocol) {
 
 fn position_counts_those_who_still_wait(server: &Server, protocol: Protocol) {
     // Exact on joining, also after others have left.
-    let key = unique_key("position");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "position");
     for owner in ["bob", "carol", "dave"] {
         queue(&mut conn, &key, owner, "c");
     }
@@ -137,9 +133,7 @@ fn position_counts_those_who_still_wait(server: &Server, protocol: Protocol) {
 
 fn request_queues_in_a_transaction(server: &Server, protocol: Protocol) {
     // It holds no connection, so nothing is in its way there.
-    let key = unique_key("multi");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "multi");
     let replies = transaction(&mut conn, &[&queue_request(&key, "bob", "c")]);
     assert_eq!(position(&replies[0]), 1);
     assert_eq!(waiters(&mut conn, &key), ["bob"]);
@@ -147,9 +141,7 @@ fn request_queues_in_a_transaction(server: &Server, protocol: Protocol) {
 
 fn request_queues_in_a_script(server: &Server, protocol: Protocol) {
     // As in a transaction.
-    let key = unique_key("script");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "script");
     let script = "return server.call('FLOCK.ACQUIRE', KEYS[1], 'bob', 60000, 'QUEUE', 60000, 'CHANNEL', 'c')";
     let reply = conn.cmd(&args!["EVAL", script, 1, key]);
     assert_eq!(position(&reply), 1);
@@ -187,10 +179,8 @@ fn grant_is_published_on_the_channel(server: &Server, protocol: Protocol) {
 
 fn grant_with_a_claim_says_so(server: &Server, protocol: Protocol) {
     // A client that takes the claim for the lease, or the other way round, believes too long.
-    let (key, channel) = (unique_key("claim"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "claim");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = [&queue_request(&key, "bob", &channel)[..], &args!["CLAIM", 5000]].concat();
     position(&alice.cmd(&request));
     release(&mut alice, &key, "alice");
@@ -203,10 +193,8 @@ fn grant_with_a_claim_says_so(server: &Server, protocol: Protocol) {
 
 fn claim_that_is_confirmed_becomes_the_lease(server: &Server, protocol: Protocol) {
     // L2: RENEW with the token proves that the grant arrived.
-    let (key, channel) = (unique_key("confirmed"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "confirmed");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = [&queue_request(&key, "bob", &channel)[..], &args!["CLAIM", 5000]].concat();
     position(&alice.cmd(&request));
     release(&mut alice, &key, "alice");
@@ -221,10 +209,8 @@ fn claim_that_is_confirmed_becomes_the_lease(server: &Server, protocol: Protocol
 
 fn claim_that_is_only_repeated_ends(server: &Server, protocol: Protocol) {
     // L2: a request delivered late, from a connection that is dead, repeats itself and proves nothing.
-    let (key, channel) = (unique_key("claim"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "claim");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = [&queue_request(&key, "bob", &channel)[..], &args!["CLAIM", 100]].concat();
     position(&alice.cmd(&request));
     let mut carol = waiter(server, protocol, &key, "carol");
@@ -252,10 +238,8 @@ fn one_channel_serves_many_owners(server: &Server, protocol: Protocol) {
 
 fn adjacent_shared_requests_are_told_together(server: &Server, protocol: Protocol) {
     // S8: one release, two grants, two messages, two tokens.
-    let (key, channel) = (unique_key("together"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "together");
+    let (channel, mut ears) = heard_channel(server, protocol);
     for owner in ["bob", "carol"] {
         let request = [&queue_request(&key, owner, &channel)[..], &args!["SHARED"]].concat();
         position(&alice.cmd(&request));
@@ -268,9 +252,7 @@ fn adjacent_shared_requests_are_told_together(server: &Server, protocol: Protoco
 
 fn handoff_is_told_to_one_waiter_only(server: &Server, protocol: Protocol) {
     // A11: told to all, every release would be answered by as many requests as there are waiters.
-    let key = unique_key("one");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "one");
     let mut bob = queued(server, protocol, &key, "bob");
     let mut carol = queued(server, protocol, &key, "carol");
     release(&mut alice, &key, "alice");
@@ -280,9 +262,7 @@ fn handoff_is_told_to_one_waiter_only(server: &Server, protocol: Protocol) {
 
 fn cancellation_with_an_id_needs_the_waiting_one(server: &Server, protocol: Protocol) {
     // S4: another id is another part of the owner's program.
-    let key = unique_key("cancelled");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "cancelled");
     let request = [&queue_request(&key, "bob", "c")[..], &args!["REENTRANT", "1"]].concat();
     position(&conn.cmd(&request));
     assert_eq!(conn.cmd(&args!["FLOCK.RELEASE", key, "bob", "ID", "2"]), Reply::Int(0));
@@ -292,9 +272,7 @@ fn cancellation_with_an_id_needs_the_waiting_one(server: &Server, protocol: Prot
 
 fn blocked_and_queued_requests_share_one_order(server: &Server, protocol: Protocol) {
     // S9: two queues side by side would serve one of them first.
-    let key = unique_key("one order");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "one order");
     let mut bob = queued(server, protocol, &key, "bob");
     let mut carol = waiter(server, protocol, &key, "carol");
     let mut dave = queued(server, protocol, &key, "dave");
@@ -308,9 +286,7 @@ fn blocked_and_queued_requests_share_one_order(server: &Server, protocol: Protoc
 
 fn repeated_request_keeps_its_place(server: &Server, protocol: Protocol) {
     // S6: a retry that goes to the tail waits for ever if it is repeated often enough.
-    let key = unique_key("repeat");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "repeat");
     for owner in ["bob", "carol", "dave"] {
         queue(&mut conn, &key, owner, "c");
     }
@@ -320,9 +296,7 @@ fn repeated_request_keeps_its_place(server: &Server, protocol: Protocol) {
 
 fn repeated_request_is_still_one_request(server: &Server, protocol: Protocol) {
     // B1: two entries of one owner would be two grants.
-    let key = unique_key("repeat");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "repeat");
     for _ in 0..3 {
         assert_eq!(queue(&mut conn, &key, "bob", "c"), 1);
     }
@@ -331,10 +305,8 @@ fn repeated_request_is_still_one_request(server: &Server, protocol: Protocol) {
 
 fn repeated_request_restarts_the_wait(server: &Server, protocol: Protocol) {
     // A4, A5: repeating proves the waiter alive; whoever repeats in time is never timed out, and no time is added up.
-    let (key, channel) = (unique_key("restart"), unique_key("channel"));
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut conn) = held_by_alice(server, protocol, "restart");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "QUEUE", 200, "CHANNEL", channel];
     position(&conn.cmd(&request));
     ears.expect_silence(Duration::from_millis(100));
@@ -346,10 +318,8 @@ fn repeated_request_restarts_the_wait(server: &Server, protocol: Protocol) {
 
 fn repeated_request_changes_the_lease_it_asks(server: &Server, protocol: Protocol) {
     // The newer request takes the place with all that it asks.
-    let (key, channel) = (unique_key("lease"), unique_key("channel"));
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut conn) = held_by_alice(server, protocol, "lease");
+    let (channel, mut ears) = heard_channel(server, protocol);
     queue(&mut conn, &key, "bob", &channel);
     let request = args!["FLOCK.ACQUIRE", key, "bob", 5000, "QUEUE", 1000, "CHANNEL", channel];
     position(&conn.cmd(&request));
@@ -363,9 +333,7 @@ fn repeated_request_changes_the_lease_it_asks(server: &Server, protocol: Protoco
 
 fn repeated_request_answers_the_token_once_granted(server: &Server, protocol: Protocol) {
     // A lost message costs one repetition, not the lock.
-    let key = unique_key("repeat");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "repeat");
     let channel = unique_key("channel");
     let mut ears = listener(server, protocol, &channel);
     queue(&mut alice, &key, "bob", &channel);
@@ -376,9 +344,7 @@ fn repeated_request_answers_the_token_once_granted(server: &Server, protocol: Pr
 
 fn plain_try_of_a_queued_owner_keeps_its_place(server: &Server, protocol: Protocol) {
     // It does not ask to wait, so it says nothing about the request that does.
-    let key = unique_key("try");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "try");
     queue(&mut conn, &key, "bob", "c");
     queue(&mut conn, &key, "carol", "c");
     assert_eq!(conn.cmd(&args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS]), Reply::Nil);
@@ -387,9 +353,7 @@ fn plain_try_of_a_queued_owner_keeps_its_place(server: &Server, protocol: Protoc
 
 fn unheard_request_is_passed_over(server: &Server, protocol: Protocol) {
     // L2: a grant that nobody can hear would cost those behind it a claim, or a lease.
-    let key = unique_key("unheard");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unheard");
     queue(&mut alice, &key, "bob", "nobody listens");
     let mut carol = queued(server, protocol, &key, "carol");
     release(&mut alice, &key, "alice");
@@ -414,9 +378,7 @@ fn passed_over_request_keeps_its_place(server: &Server, protocol: Protocol) {
 
 fn unheard_request_is_passed_over_for_a_blocked_one(server: &Server, protocol: Protocol) {
     // A live connection hears.
-    let key = unique_key("unheard");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unheard");
     queue(&mut alice, &key, "bob", "nobody listens");
     let mut carol = waiter(server, protocol, &key, "carol");
     release(&mut alice, &key, "alice");
@@ -426,9 +388,7 @@ fn unheard_request_is_passed_over_for_a_blocked_one(server: &Server, protocol: P
 
 fn listener_that_has_closed_is_not_heard(server: &Server, protocol: Protocol) {
     // A7: who listened when the request was queued may be gone when it is granted.
-    let key = unique_key("gone");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "gone");
     let bob = queued(server, protocol, &key, "bob");
     let mut carol = queued(server, protocol, &key, "carol");
     let bob = bob.into_conn();
@@ -455,9 +415,7 @@ fn listener_by_pattern_is_heard(server: &Server, protocol: Protocol) {
 
 fn unheard_writer_is_passed_over_for_a_reader(server: &Server, protocol: Protocol) {
     // L2: passed over in whatever mode: those behind are judged as if it were not there.
-    let key = unique_key("unheard");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "unheard");
     hold_place_unheard(&mut alice, &key, "writer");
     let request = args!["FLOCK.ACQUIRE", key, "reader", LEASE_MS, "SHARED", "BLOCK", 0];
     let mut reader = waiting(server, protocol, &request);
@@ -468,9 +426,7 @@ fn unheard_writer_is_passed_over_for_a_reader(server: &Server, protocol: Protoco
 
 fn head_is_granted_when_nobody_hears(server: &Server, protocol: Protocol) {
     // L1: otherwise the lock would stay free while somebody waits. Without a claim it is granted for its lease.
-    let key = unique_key("nobody");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "nobody");
     hold_place_unheard(&mut alice, &key, "bob");
     hold_place_unheard(&mut alice, &key, "carol");
     release(&mut alice, &key, "alice");
@@ -480,9 +436,7 @@ fn head_is_granted_when_nobody_hears(server: &Server, protocol: Protocol) {
 
 fn head_that_nobody_hears_is_granted_under_its_claim(server: &Server, protocol: Protocol) {
     // L2: a dead waiter costs its claim; then it is the next one's turn.
-    let key = unique_key("nobody");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "nobody");
     let request = [&queue_request(&key, "bob", "nobody listens")[..], &args!["CLAIM", 100]].concat();
     position(&alice.cmd(&request));
     release(&mut alice, &key, "alice");
@@ -492,9 +446,7 @@ fn head_that_nobody_hears_is_granted_under_its_claim(server: &Server, protocol: 
 
 fn sixteenth_request_is_still_looked_at(server: &Server, protocol: Protocol) {
     // The bound keeps a handoff cheap, however many are deaf.
-    let key = unique_key("sixteen");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "sixteen");
     for number in 1..=15 {
         hold_place_unheard(&mut alice, &key, &format!("deaf {number}"));
     }
@@ -505,9 +457,7 @@ fn sixteenth_request_is_still_looked_at(server: &Server, protocol: Protocol) {
 
 fn seventeenth_request_is_not_looked_at(server: &Server, protocol: Protocol) {
     // As above: then the head is granted, though nobody hears it.
-    let key = unique_key("seventeen");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "seventeen");
     for number in 1..=16 {
         hold_place_unheard(&mut alice, &key, &format!("deaf {number}"));
     }
@@ -532,10 +482,8 @@ fn newer_request_on_another_channel_supersedes_the_older(server: &Server, protoc
 
 fn newer_request_on_the_same_channel_is_told_nothing(server: &Server, protocol: Protocol) {
     // A repeated request that hears "superseded" would take itself for ended.
-    let (key, channel) = (unique_key("superseded"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "superseded");
+    let (channel, mut ears) = heard_channel(server, protocol);
     queue(&mut alice, &key, "bob", &channel);
     queue(&mut alice, &key, "bob", &channel);
     ears.expect_silence(QUIET);
@@ -543,9 +491,7 @@ fn newer_request_on_the_same_channel_is_told_nothing(server: &Server, protocol: 
 
 fn newer_blocked_request_supersedes_a_queued_one(server: &Server, protocol: Protocol) {
     // The grant will be this connection's reply, so the channel hears that its wait has ended.
-    let key = unique_key("superseded");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "superseded");
     let mut older = queued(server, protocol, &key, "bob");
     queue(&mut alice, &key, "carol", "c");
     let mut newer = waiter(server, protocol, &key, "bob");
@@ -557,10 +503,8 @@ fn newer_blocked_request_supersedes_a_queued_one(server: &Server, protocol: Prot
 
 fn newer_queued_request_supersedes_a_blocked_one(server: &Server, protocol: Protocol) {
     // The blocked connection is let go, by an error; the channel hears the grant.
-    let (key, channel) = (unique_key("superseded"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "superseded");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let mut older = waiter(server, protocol, &key, "bob");
     assert_eq!(queue(&mut alice, &key, "bob", &channel), 1);
     let reply = older.recv();
@@ -571,9 +515,7 @@ fn newer_queued_request_supersedes_a_blocked_one(server: &Server, protocol: Prot
 
 fn newer_blocked_request_supersedes_a_blocked_one(server: &Server, protocol: Protocol) {
     // B1: a request that is sent again over another connection because the first seems dead.
-    let key = unique_key("superseded");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "superseded");
     let mut older = waiter(server, protocol, &key, "bob");
     let _carol = waiter(server, protocol, &key, "carol");
     let mut newer = waiter(server, protocol, &key, "bob");
@@ -585,9 +527,7 @@ fn newer_blocked_request_supersedes_a_blocked_one(server: &Server, protocol: Pro
 
 fn request_in_another_mode_goes_to_the_tail(server: &Server, protocol: Protocol) {
     // S9: a reader's place must not become a writer's, for whom the others would have waited less.
-    let key = unique_key("mode");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "mode");
     queue(&mut conn, &key, "bob", "c");
     queue(&mut conn, &key, "carol", "c");
     let request = [&queue_request(&key, "bob", "c")[..], &args!["SHARED"]].concat();
@@ -597,9 +537,7 @@ fn request_in_another_mode_goes_to_the_tail(server: &Server, protocol: Protocol)
 
 fn request_in_another_mode_supersedes_the_older(server: &Server, protocol: Protocol) {
     // As in the same mode: the older one hears it.
-    let key = unique_key("mode");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "mode");
     let mut older = waiter(server, protocol, &key, "bob");
     let request = [&queue_request(&key, "bob", "c")[..], &args!["SHARED"]].concat();
     assert_eq!(position(&alice.cmd(&request)), 1);
@@ -609,10 +547,8 @@ fn request_in_another_mode_supersedes_the_older(server: &Server, protocol: Proto
 
 fn request_in_another_mode_on_the_same_channel_is_told_nothing(server: &Server, protocol: Protocol) {
     // The newer request would take "superseded" for its own end: a message names the owner, not which of its requests.
-    let (key, channel) = (unique_key("mode"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "mode");
+    let (channel, mut ears) = heard_channel(server, protocol);
     queue(&mut alice, &key, "bob", &channel);
     let request = [&queue_request(&key, "bob", &channel)[..], &args!["SHARED"]].concat();
     assert_eq!(position(&alice.cmd(&request)), 1);
@@ -636,10 +572,8 @@ fn writer_that_asks_shared_instead_is_granted_with_the_readers(server: &Server, 
 
 fn timed_out_request_is_told(server: &Server, protocol: Protocol) {
     // L3: a waiter that hears nothing cannot tell "time is up" from a lost message.
-    let (key, channel) = (unique_key("timed out"), unique_key("channel"));
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut conn) = held_by_alice(server, protocol, "timed out");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "QUEUE", 50, "CHANNEL", channel];
     position(&conn.cmd(&request));
     assert_eq!(hear(&mut ears), Heard::new(Notice::TimedOut, &key, "bob"));
@@ -647,10 +581,8 @@ fn timed_out_request_is_told(server: &Server, protocol: Protocol) {
 
 fn timed_out_request_is_gone(server: &Server, protocol: Protocol) {
     // A7.
-    let (key, channel) = (unique_key("timed out"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "timed out");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "QUEUE", 50, "CHANNEL", channel];
     position(&alice.cmd(&request));
     let mut carol = waiter(server, protocol, &key, "carol");
@@ -675,10 +607,8 @@ fn timed_out_writer_lets_readers_behind_it_in(server: &Server, protocol: Protoco
 
 fn cancelled_request_is_gone_without_a_word(server: &Server, protocol: Protocol) {
     // Who cancels has said that it wants to hear no more; and the next one is the next.
-    let (key, channel) = (unique_key("cancelled"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut bob = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "cancelled");
+    let (channel, mut bob) = heard_channel(server, protocol);
     queue(&mut alice, &key, "bob", &channel);
     let mut carol = queued(server, protocol, &key, "carol");
     release(&mut alice, &key, "bob");
@@ -689,9 +619,7 @@ fn cancelled_request_is_gone_without_a_word(server: &Server, protocol: Protocol)
 
 fn cancellation_is_answered_once(server: &Server, protocol: Protocol) {
     // B2: the second one finds nothing, and says so.
-    let key = unique_key("cancelled");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "cancelled");
     queue(&mut conn, &key, "bob", "c");
     assert_eq!(conn.cmd(&args!["FLOCK.RELEASE", key, "bob"]), Reply::Int(1));
     assert_eq!(conn.cmd(&args!["FLOCK.RELEASE", key, "bob"]), Reply::Int(0));
@@ -699,9 +627,7 @@ fn cancellation_is_answered_once(server: &Server, protocol: Protocol) {
 
 fn cancellation_by_another_owner_finds_nothing(server: &Server, protocol: Protocol) {
     // S4.
-    let key = unique_key("cancelled");
-    let mut conn = server.connect(protocol);
-    hold(&mut conn, &key, "alice");
+    let (key, mut conn) = held_by_alice(server, protocol, "cancelled");
     queue(&mut conn, &key, "bob", "c");
     assert_eq!(conn.cmd(&args!["FLOCK.RELEASE", key, "bo"]), Reply::Int(0));
     assert_eq!(waiters(&mut conn, &key), ["bob"]);
@@ -732,9 +658,7 @@ fn cancelled_writer_lets_readers_behind_it_in(server: &Server, protocol: Protoco
 
 fn queued_request_outlives_its_connection(server: &Server, protocol: Protocol) {
     // It holds none: any connection may ask, another may listen, a third may repeat.
-    let key = unique_key("outlives");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "outlives");
     let channel = unique_key("channel");
     let mut ears = listener(server, protocol, &channel);
     let mut asks = server.connect(protocol);

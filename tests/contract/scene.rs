@@ -1,6 +1,6 @@
 //! The scene that most of these tests begin with: somebody holds a lock, others wait for it, somebody listens.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flock_core::Token;
 use flock_core::effect::Notice;
@@ -8,9 +8,10 @@ use flock_core::refusal::{EndReason, LossReason};
 use flock_core::time::Millis;
 use flock_core::wire::message::{OwnerMessage, PROBE};
 use flock_tests::args;
+use flock_tests::cpu::Stopwatch;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
-use flock_tests::server::Server;
+use flock_tests::server::{Builder, Server, unique_key};
 use flock_tests::subscriber::Subscriber;
 use flock_tests::wait::wait_until;
 
@@ -19,9 +20,9 @@ use crate::lock_view::{waiters, waiting};
 /// A lease far longer than any test: whatever happens to it meanwhile is not its end.
 pub(crate) const LEASE_MS: u32 = 60_000;
 
-/// How late a thing on time may be. A tick is 10 ms on a machine of one's own; tests share two processors with each other and with
-/// everything else, so the bound tells "by itself, at once" from "at the next cron or never", and measures nothing.
-pub(crate) const TICK: Duration = Duration::from_millis(60);
+/// How late a thing on time may be, by a [`Stopwatch`](flock_tests::cpu::Stopwatch): a tick. The servers that are judged by it have a
+/// cron once a second, which cannot stand in for the module's timer.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// A handoff takes half a round trip; the bound only tells it from a lease that ran out, which takes [`LEASE_MS`].
 pub(crate) const HANDOFF_WITHIN: Duration = Duration::from_secs(2);
@@ -29,9 +30,64 @@ pub(crate) const HANDOFF_WITHIN: Duration = Duration::from_secs(2);
 /// How long nothing must happen, where something would come at once if it came at all.
 pub(crate) const QUIET: Duration = Duration::from_millis(40);
 
-/// Whether the long tier runs: the same tests, bigger.
+/// How big the tests are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tier {
+    Quick,
+    Long,
+    Soak,
+}
+
+/// The tier that `FLOCK_TEST_TIER` names; the quick one unless it does.
+fn tier() -> Tier {
+    match std::env::var("FLOCK_TEST_TIER").as_deref() {
+        Ok("long") => Tier::Long,
+        Ok("soak") => Tier::Soak,
+        Ok("quick") | Err(_) => Tier::Quick,
+        Ok(other) => panic!("FLOCK_TEST_TIER is quick, long or soak, not {other}"),
+    }
+}
+
+/// Whether the long tier runs, or more: the same tests, bigger.
 pub(crate) fn long_tier() -> bool {
-    std::env::var("FLOCK_TEST_TIER").is_ok_and(|tier| tier == "long")
+    tier() != Tier::Quick
+}
+
+/// How many rounds a test makes: those of the quick or of the long tier. The soak makes as many times those of the long one as
+/// `MINUTES` says: the largest tests of the long tier take about a minute, so they then take about so long.
+pub(crate) fn rounds(quick: u64, long: u64) -> u64 {
+    match tier() {
+        Tier::Quick => quick,
+        Tier::Long => long,
+        Tier::Soak => {
+            let minutes = std::env::var("MINUTES").unwrap_or_else(|_| "60".into());
+            long * minutes.parse::<u64>().unwrap_or_else(|_| panic!("MINUTES is a whole number, not {minutes}"))
+        }
+    }
+}
+
+/// A server whose cron comes once a second, so that it cannot stand in for the module's timer.
+#[track_caller]
+pub(crate) fn quiet(builder: &Builder) -> Server {
+    builder.clone().config("hz", 1).config("dynamic-hz", "no").start()
+}
+
+/// What the watch was started for, and was to last so long, has just ended: within a [`TICK`].
+#[track_caller]
+pub(crate) fn on_time(watch: &Stopwatch, lasts_ms: u64) {
+    let late = watch.late(Duration::from_millis(lasts_ms));
+    assert!(late <= TICK, "{late:?} late");
+}
+
+/// Somebody waits for a lock, the lease of which began at `begun`, for `lease_ms`; and must get it within a [`TICK`] of its end.
+#[track_caller]
+pub(crate) fn outlast(server: &Server, key: &str, begun: Instant, lease_ms: u64) {
+    let mut conn = server.connect(Protocol::Resp2);
+    let watch = Stopwatch::start(server);
+    let left = Duration::from_millis(lease_ms).saturating_sub(begun.elapsed());
+    conn.cmd(&args!["FLOCK.ACQUIRE", key, "who outlasts it", LEASE_MS, "BLOCK", 0]).as_token();
+    let late = watch.late(left);
+    assert!(late <= TICK, "{late:?} late");
 }
 
 /// `owner` takes the lock exclusively, for [`LEASE_MS`].
@@ -40,7 +96,16 @@ pub(crate) fn hold(conn: &mut Conn, key: &str, owner: &str) -> u64 {
     conn.cmd(&args!["FLOCK.ACQUIRE", key, owner, LEASE_MS]).as_token()
 }
 
-/// The same, and the server speaks to the holder on `channel`.
+/// A lock of the test's own, which alice holds, and her connection.
+#[track_caller]
+pub(crate) fn held_by_alice(server: &Server, protocol: Protocol, name: &str) -> (String, Conn) {
+    let key = unique_key(name);
+    let mut conn = server.connect(protocol);
+    hold(&mut conn, &key, "alice");
+    (key, conn)
+}
+
+/// As [`hold`], and the server speaks to the holder on `channel`.
 #[track_caller]
 pub(crate) fn hold_with_channel(conn: &mut Conn, key: &str, owner: &str, channel: &str) -> u64 {
     conn.cmd(&args!["FLOCK.ACQUIRE", key, owner, LEASE_MS, "CHANNEL", channel]).as_token()
@@ -82,6 +147,14 @@ pub(crate) fn position(reply: &Reply) -> i64 {
 #[track_caller]
 pub(crate) fn listener(server: &Server, protocol: Protocol, channel: &str) -> Subscriber {
     Subscriber::new(server.connect(protocol), "SUBSCRIBE", &[channel])
+}
+
+/// A channel of the test's own, and somebody who listens to it.
+#[track_caller]
+pub(crate) fn heard_channel(server: &Server, protocol: Protocol) -> (String, Subscriber) {
+    let channel = unique_key("channel");
+    let listener = listener(server, protocol, &channel);
+    (channel, listener)
 }
 
 /// Runs `commands` as one transaction: no callback and no event comes between them. Answers their replies.

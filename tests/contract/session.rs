@@ -11,8 +11,8 @@ use flock_tests::{args, on_own_servers, on_shared_servers};
 
 use crate::lock_view::{holders, left_ms, waiters, waiting};
 use crate::scene::{
-    LEASE_MS, hear_grant, hold, listener, position, queue_request, release, transaction, wait_until_free,
-    wait_until_waiting, waiter,
+    LEASE_MS, hear_grant, heard_channel, held_by_alice, hold, listener, position, queue_request, release, transaction,
+    wait_until_free, wait_until_waiting, waiter,
 };
 
 on_shared_servers![
@@ -304,9 +304,7 @@ fn session_can_be_asked_later(server: &Server, protocol: Protocol) {
 
 fn blocked_request_is_bound_to_its_own_connection(server: &Server, protocol: Protocol) {
     // The grant is made while another connection's command runs; that connection may go.
-    let key = unique_key("blocked");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "blocked");
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0, "SESSION", GRACE_MS];
     let mut bob = waiting(server, protocol, &request);
     release(&mut alice, &key, "alice");
@@ -320,9 +318,7 @@ fn blocked_request_is_bound_to_its_own_connection(server: &Server, protocol: Pro
 
 fn queued_request_dies_with_its_connection(server: &Server, protocol: Protocol) {
     // C12, D6: no grant to a dead session.
-    let key = unique_key("queued");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "queued");
     let mut bob = server.connect(protocol);
     assert_eq!(queue_in_session(&mut bob, &key, "bob", "nobody listens"), 1);
     let _carol = waiter(server, protocol, &key, "carol");
@@ -346,9 +342,7 @@ fn queued_request_that_dies_lets_readers_behind_it_in(server: &Server, protocol:
 
 fn queued_request_repeated_over_another_connection_lives_with_that(server: &Server, protocol: Protocol) {
     // E7: as with a hold: the connection that spoke last.
-    let key = unique_key("queued");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "queued");
     let (mut old, mut new) = (server.connect(protocol), server.connect(protocol));
     queue_in_session(&mut old, &key, "bob", "c");
     queue_in_session(&mut new, &key, "bob", "c");
@@ -360,10 +354,8 @@ fn queued_request_repeated_over_another_connection_lives_with_that(server: &Serv
 
 fn queued_request_is_bound_to_its_connection_once_granted(server: &Server, protocol: Protocol) {
     // C12: the session goes on from the wait into the hold.
-    let (key, channel) = (unique_key("queued"), unique_key("channel"));
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
-    let mut ears = listener(server, protocol, &channel);
+    let (key, mut alice) = held_by_alice(server, protocol, "queued");
+    let (channel, mut ears) = heard_channel(server, protocol);
     let mut bob = server.connect(protocol);
     queue_in_session(&mut bob, &key, "bob", &channel);
     release(&mut alice, &key, "alice");
@@ -374,9 +366,7 @@ fn queued_request_is_bound_to_its_connection_once_granted(server: &Server, proto
 
 fn grant_to_a_session_killed_in_the_same_step_goes_to_the_next(server: &Server, protocol: Protocol) {
     // D6: two ends of one hold at once: it cannot be delivered, and its connection has closed. The next is granted without any grace.
-    let key = unique_key("killed");
-    let mut alice = server.connect(protocol);
-    hold(&mut alice, &key, "alice");
+    let (key, mut alice) = held_by_alice(server, protocol, "killed");
     let request = args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS, "BLOCK", 0, "SESSION", LEASE_MS];
     let bob = waiting(server, protocol, &request);
     let mut carol = waiter(server, protocol, &key, "carol");

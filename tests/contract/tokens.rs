@@ -4,6 +4,7 @@
 //! away: then only what was stored or replicated can keep tokens rising.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use flock_tests::args;
 use flock_tests::on_own_servers;
@@ -14,7 +15,7 @@ use flock_tests::topology::{Replicated, demote, promote, wait_in_step};
 use flock_tests::wait::wait_until;
 
 use crate::lock_view::holders;
-use crate::scene::{LEASE_MS, hold, release, transaction};
+use crate::scene::{LEASE_MS, hold, outlast, quiet, release, transaction};
 
 on_own_servers![
     token_rises_whatever_is_done_to_the_key,
@@ -304,18 +305,24 @@ fn token_rises_over_a_restart_with_nothing(builder: Builder) {
     assert_rises(&server, before);
 }
 
+/// The replica stops, the primary grants 2000 times more and dies, and the replica takes over.
+#[track_caller]
+fn assert_rises_on_the_replica(servers: &mut Replicated) {
+    servers.replicas[0].sigstop();
+    let before = many_tokens(&mut servers.primary.connect(Protocol::Resp2), 2000);
+    servers.primary.kill9();
+    servers.replicas[0].sigcont();
+    promote(&servers.replicas[0]);
+    assert_rises(&servers.replicas[0], before);
+}
+
 fn token_rises_on_a_replica_that_missed_2000_grants(builder: Builder) {
     // D2. What the dead primary granted and did not replicate is below the mark that it had announced.
     let mut servers = Replicated::start(&builder, 1);
     let mut conn = servers.primary.connect(Protocol::Resp2);
     run_ahead(&mut conn);
     servers.wait_in_step();
-    servers.replicas[0].sigstop();
-    let before = many_tokens(&mut conn, 2000);
-    servers.primary.kill9();
-    servers.replicas[0].sigcont();
-    promote(&servers.replicas[0]);
-    assert_rises(&servers.replicas[0], before);
+    assert_rises_on_the_replica(&mut servers);
 }
 
 fn token_rises_on_a_replica_whose_primary_rewrote_its_files(builder: Builder) {
@@ -331,12 +338,7 @@ fn token_rises_on_a_replica_whose_primary_rewrote_its_files(builder: Builder) {
         });
     }
     servers.wait_in_step();
-    servers.replicas[0].sigstop();
-    let before = many_tokens(&mut conn, 2000);
-    servers.primary.kill9();
-    servers.replicas[0].sigcont();
-    promote(&servers.replicas[0]);
-    assert_rises(&servers.replicas[0], before);
+    assert_rises_on_the_replica(&mut servers);
 }
 
 /// Just so far that half of the reservation is used, and a new mark is due.
@@ -510,28 +512,30 @@ fn clock_put_back_at_a_restart_does_not_matter() {
 fn clock_before_1970_counts_as_the_date_of_the_build() {
     // I4. A machine without a battery starts in the past, perhaps before the epoch of time itself: no panic, no token below those
     // of any real day before the build, a warning, and leases that end.
-    let server = with_clock(Server::builder(), "-80y").start();
+    let server = quiet(&with_clock(Server::builder(), "-80y"));
     let mut conn = server.connect(Protocol::Resp2);
     let token = one_token(&mut conn);
     // 2026-11-30, the date in the source, in units of 10 us since 2025.
     assert!(token > 6_031_040_000_000, "{token}");
     assert!(server.log().contains("the wall clock is before this build's date"), "{}", server.log());
-    assert_leases_end(&mut conn);
+    assert_lease_ends_on_time(&server, &mut conn);
 }
 
 #[test]
 fn clock_after_2056_is_ignored() {
     // I4. Such a token would not fit into 14 digits, and the counter can never go back.
-    let server = with_clock(Server::builder(), "+274y").start();
+    let server = quiet(&with_clock(Server::builder(), "+274y"));
     let mut conn = server.connect(Protocol::Resp2);
     let token = one_token(&mut conn);
     assert!(token < 99_999_999_999_999, "{token}");
     assert!(server.log().contains("the wall clock is after 2056"), "{}", server.log());
-    assert_leases_end(&mut conn);
+    assert_lease_ends_on_time(&server, &mut conn);
 }
 
 #[track_caller]
-fn assert_leases_end(conn: &mut Conn) {
-    conn.cmd(&args!["FLOCK.ACQUIRE", "short", "alice", 20]).as_token();
-    wait_until("the lease has ended", ANSWER_WITHIN, || conn.cmd(&["EXISTS", "short"]) == Reply::Int(0));
+fn assert_lease_ends_on_time(server: &Server, conn: &mut Conn) {
+    let asked = Instant::now();
+    conn.cmd(&args!["FLOCK.ACQUIRE", "short", "alice", 100]).as_token();
+    outlast(server, "short", Instant::now(), 100);
+    assert!(asked.elapsed() >= Duration::from_millis(100), "{:?}", asked.elapsed());
 }

@@ -305,10 +305,26 @@ impl Server {
     /// If it is running, or does not become ready.
     #[track_caller]
     pub fn start_again(&mut self) {
-        assert!(self.process().is_none(), "the server has not been stopped");
-        if let Err(failure) = self.launch() {
+        if let Err(failure) = self.try_start_again() {
             panic!("the server did not become ready again ({:?}); its log:\n{}", failure.status, tail(&failure.log));
         }
+    }
+
+    /// The same for a start that the server may refuse; it is then as after a stop.
+    ///
+    /// # Errors
+    /// How it ended, and its log of this start.
+    ///
+    /// # Panics
+    /// If it is running.
+    #[track_caller]
+    pub fn try_start_again(&mut self) -> Result<(), StartFailure> {
+        assert!(self.process().is_none(), "the server has not been stopped");
+        let outcome = self.launch();
+        if outcome.is_err() {
+            self.forget_process();
+        }
+        outcome
     }
 
     /// [`Server::shutdown_nosave`], then [`Server::start_again`].
