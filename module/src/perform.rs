@@ -6,7 +6,7 @@ use crate::ffi::key::Key;
 use crate::ffi::main_thread::MainThread;
 use crate::ffi::pubsub::ChannelKind;
 use crate::ffi::string::{ServerStr, ServerString};
-use crate::{blocking, cluster, propagation, role, state};
+use crate::{blocking, cluster, propagation, role, state, turn};
 use flock_core::effect::{Ended, KeyAction, WaitOutcome};
 use flock_core::lock::Change;
 use flock_core::wire;
@@ -92,7 +92,13 @@ impl<'a> Shell<'a> {
 
     /// Replicates a mark, and tells the other nodes of a cluster.
     pub(crate) fn announce_mark(&self, mark: u64) {
-        self.replicate(None, &Change::Mark(mark));
+        if !cluster::is_exporting() {
+            self.replicate(None, &Change::Mark(mark));
+        }
+        if self.unit == Unit::Command || cluster::is_exporting() {
+            // Another module may have called the command and kept what it replicates to itself.
+            turn::announce_mark_soon();
+        }
         cluster::tell_mark(self.ctx, mark);
         role::warn_of_lead(self.ctx);
     }

@@ -15,7 +15,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         // The backstop where there is no timer, or it failed: at least ten times a second.
         Event::Cron => {
             propagation::look(ctx);
-            cluster::dismiss_moved(ctx);
+            cluster::look(ctx);
             turn::look_soon();
         }
         Event::RoleChanged { is_primary: true } => {
@@ -64,6 +64,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
             propagation::somebody_may_listen();
             turn::announce_mark_soon();
         }
+        Event::SlotMigration(stage) => cluster::on_slot_migration(ctx, stage),
         Event::ConfigChanged(names) => {
             if names.iter().any(|name| name.to_bytes().starts_with(b"flock.")) {
                 with_table(|table| table.set_limits(config::limits()));

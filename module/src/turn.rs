@@ -12,9 +12,10 @@ use crate::ffi::timer_fd;
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
 use crate::{cluster, propagation, role};
+use flock_core::effect::Notice;
 use flock_core::refusal::{EndReason, LossReason};
 use flock_core::table::Due;
-use flock_core::{LockId, Name, Place, Time};
+use flock_core::{Effect, LockId, Name, Place, Time};
 
 /// How long one turn may work before clients are served again. A burst of leases that end together takes several turns.
 const TURN_US: u64 = 1_000;
@@ -23,6 +24,8 @@ const TURN_US: u64 = 1_000;
 const LARGE_BLOCK_BYTES: usize = 128 << 10;
 /// The clock is read once per so many things done.
 const CLOCK_EVERY: u32 = 16;
+/// A lease of a slot that is not this node's is looked at again after this.
+const DEFER_US: u64 = 100_000;
 /// When replica traffic is to be avoided, look again after this.
 const RETRY_US: u64 = 10_000;
 
@@ -73,6 +76,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         return;
     };
     let (mark, look) = AGENDA.with(|agenda| (agenda.mark, std::mem::take(&mut agenda.look))).unwrap_or_default();
+    let mark = mark && !cluster::is_exporting();
     let fired = timer_fd::take_fired();
     if !(is_new || mark || look || fired || next == Some(Time::ZERO)) {
         arm(next);
@@ -144,7 +148,10 @@ fn note_lateness(deadline: Option<Time>, now: Time) {
 fn perform_keyless_in_db(ctx: &Ctx<'_>, decision: flock_core::Decision<()>) {
     let name = decision.lock.and_then(|lock| with_table(|table| table.name(lock).cloned()).flatten());
     let Some(name) = name else {
-        return Shell::in_turn(ctx).perform_keyless(decision);
+        if !decision.effects.iter().any(|effect| tells_of_a_move(ctx, effect)) {
+            Shell::in_turn(ctx).perform_keyless(decision);
+        }
+        return;
     };
     let Some(ctx) = ctx::detached(i32::from(name.db())) else {
         return;
@@ -154,15 +161,26 @@ fn perform_keyless_in_db(ctx: &Ctx<'_>, decision: flock_core::Decision<()>) {
     Shell::in_turn(&ctx).perform(key, key_name.as_str(), decision);
 }
 
+/// Whether a holder would be told that its lock is lost, when its slot has moved and took the lock along.
+fn tells_of_a_move(ctx: &Ctx<'_>, effect: &Effect) -> bool {
+    let removed = |notice: &Notice| matches!(notice, Notice::Lost { reason: LossReason::Removed, .. });
+    matches!(effect, Effect::Tell { name, notice, .. } if removed(notice) && cluster::has_moved(ctx, name))
+}
+
 /// Looks at one key: ends what is over there and serves who is next.
 fn look(name: &Name, expected: Option<LockId>, now: Time) {
     let Some(ctx) = ctx::detached(i32::from(name.db())) else {
         return;
     };
     let key_name = ServerString::new(name.key());
-    // The key may have gone because its slot moves: whoever waits here would be granted what is held there.
+    // The key may have gone because its slot moves: whoever waits here would be granted what is held there. Or it may be on its way
+    // here: its lease is not this node's to end before the slot is.
     if let Some(reason) = cluster::why_not_served(&ctx, key_name.as_str()) {
         dismiss(&ctx, name, expected, reason);
+        if let Some(lock) = expected {
+            with_table(|table| table.defer(lock, Time::from_us(now.as_us() + DEFER_US)));
+        }
+        return;
     }
     let key = Key::open(&ctx, key_name.as_str(), Mode::Write);
     let lock = match key.state() {

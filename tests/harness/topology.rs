@@ -128,8 +128,17 @@ impl Cluster {
     /// If they do not within 30 s.
     #[track_caller]
     pub fn start(builder: &Builder, primaries: usize) -> Cluster {
-        let builder = builder.clone().cluster();
-        let nodes: Vec<_> = (0..primaries).map(|_| builder.start()).collect();
+        Self::of(&vec![builder.clone(); primaries])
+    }
+
+    /// As [`Cluster::start`], each primary with a builder of its own.
+    ///
+    /// # Panics
+    /// If they do not agree within 30 s.
+    #[track_caller]
+    pub fn of(primaries: &[Builder]) -> Cluster {
+        let nodes: Vec<_> = primaries.iter().map(|builder| builder.clone().cluster().start()).collect();
+        let primaries = primaries.len();
         for (number, node) in nodes.iter().enumerate() {
             let mut conn = node.connect(Protocol::Resp2);
             let first = number * SLOTS / primaries;

@@ -126,8 +126,7 @@ impl Table {
     /// A lock with a lease that is over, the longest overdue first; hints that came up too early are put right.
     fn next_lock_over(&mut self, now: Time) -> Option<(LockId, Name)> {
         if self.deadlines.is_long_overdue(now) {
-            let held = self.locks.iter().map(|(slot, entry)| (slot, entry.lock.next_deadline()));
-            self.deadlines.rebuild(now, held.filter(|(_, deadline)| *deadline != Time::NEVER));
+            self.recall(now);
         }
         loop {
             let (at, slot) = self.deadlines.first()?;

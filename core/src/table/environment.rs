@@ -162,6 +162,27 @@ impl Table {
         self.counter.seed(wall)
     }
 
+    /// This server takes over names that another one served: what is granted from now on is above the clock and above every mark it
+    /// has seen. Returns the mark to announce at once.
+    #[must_use]
+    pub fn took_over(&mut self, wall: WallClock) -> u64 {
+        self.counter.seed(wall)
+    }
+
+    /// Nobody may end the holds of this lock here for now: its slot is not this node's. It comes up again at `until`, or when
+    /// [`Table::recall`] is called.
+    pub fn defer(&mut self, lock: LockId, until: Time) {
+        if self.lock(lock).is_some_and(|lock| !lock.is_free()) {
+            self.deadlines.postpone(lock.slot(), until);
+        }
+    }
+
+    /// Every lease comes up at its time again. O(n).
+    pub fn recall(&mut self, now: Time) {
+        let held = self.locks.iter().map(|(slot, entry)| (slot, entry.lock.next_deadline()));
+        self.deadlines.rebuild(now, held.filter(|(_, deadline)| *deadline != Time::NEVER));
+    }
+
     /// Session holds without a connection keep their grace.
     pub(super) fn cut_unbound_sessions(&mut self) {
         let unbound = self.sessions.unbound();

@@ -59,6 +59,14 @@ impl Ctx<'_> {
         refused && reason.is_some_and(|reason| WRITES_ARE_REFUSED.contains(&reason))
     }
 
+    /// What `CLUSTER NODES` says, one node a line. Empty without a cluster.
+    pub(crate) fn cluster_nodes(&self) -> String {
+        let call = server_fn!(RedisModule_Call);
+        // SAFETY: the context is live; `c` takes the NUL-terminated text.
+        let reply = unsafe { call(self.as_ptr(), c"CLUSTER".as_ptr(), c"c".as_ptr(), c"NODES".as_ptr()) };
+        CallReply::new(reply).map(|reply| String::from_utf8_lossy(reply.bytes()).into_owned()).unwrap_or_default()
+    }
+
     /// The hash slot of a key or a shard channel.
     pub(crate) fn key_slot(&self, name: ServerStr<'_>) -> Option<u32> {
         // SAFETY: the string is live.

@@ -82,6 +82,10 @@ pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32) -> Result<(), Strin
     Ok(())
 }
 
+/// Locks may travel in an atomic slot migration (Valkey 9; the bindings are older): a module that does not say so keeps the whole
+/// server from it.
+const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
+
 /// All options in one call: each call replaces the last.
 fn set_options(ctx: &Ctx<'_>) {
     // Reading errors are ours to handle (otherwise a forged RESTORE ends the server), and so is telling that a key has
@@ -89,7 +93,8 @@ fn set_options(ctx: &Ctx<'_>) {
     // a third of replicating it.
     let wanted = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
         | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
-        | raw::VALKEYMODULE_OPTIONS_SKIP_COMMAND_VALIDATION;
+        | raw::VALKEYMODULE_OPTIONS_SKIP_COMMAND_VALIDATION
+        | HANDLE_ATOMIC_SLOT_MIGRATION;
     let options_all = server_fn!(RedisModule_GetModuleOptionsAll);
     // SAFETY: a function without arguments.
     let known = unsafe { options_all() };

@@ -32,8 +32,23 @@ pub(crate) enum Event<'a> {
     ClientDisconnected { client_id: u64 },
     /// A fork child was born, or has ended. In the parent.
     ForkChild { born: bool },
+    /// Slots move atomically. Valkey 9.0 and later.
+    SlotMigration(SlotMigration),
     /// Settings were changed by CONFIG SET.
     ConfigChanged(ConfigNames<'a>),
+}
+
+/// How far an atomic slot migration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotMigration {
+    /// Slots of this node are on their way to another.
+    ExportStarted,
+    /// They stay here after all.
+    ExportAborted,
+    /// They are the other node's.
+    ExportCompleted,
+    /// Slots of another node are this one's.
+    ImportCompleted,
 }
 
 /// How far a load is.
@@ -59,7 +74,10 @@ impl<'a> ConfigNames<'a> {
     }
 }
 
-/// Subscribes to every event of [`Event`]. An error names the event that this server refuses.
+/// Atomic slot migration; the bindings are older than it.
+const SLOT_MIGRATION: u64 = 19;
+
+/// Subscribes to every event of [`Event`]. An error names the event that this server refuses; older servers have no slot migration.
 pub(crate) fn subscribe(ctx: &Ctx<'_>) -> Result<(), String> {
     let required = [
         raw::REDISMODULE_EVENT_EVENTLOOP,
@@ -74,7 +92,10 @@ pub(crate) fn subscribe(ctx: &Ctx<'_>) -> Result<(), String> {
     ];
     match required.into_iter().find(|event| !subscribe_to(ctx, *event)) {
         Some(event) => Err(format!("the server refuses a subscription to its event number {event}")),
-        None => Ok(()),
+        None => {
+            subscribe_to(ctx, SLOT_MIGRATION);
+            Ok(())
+        }
     }
 }
 
@@ -141,6 +162,7 @@ unsafe fn decode<'a>(id: u64, sub_event: u64, data: *mut c_void, _event: Phantom
         (raw::REDISMODULE_EVENT_FORK_CHILD, sub) => {
             Some(Event::ForkChild { born: sub == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN })
         }
+        (SLOT_MIGRATION, sub) => slot_migration(sub).map(Event::SlotMigration),
         (raw::REDISMODULE_EVENT_CONFIG, _) => {
             // SAFETY: the data of this event is this structure.
             let info = unsafe { data.cast::<raw::RedisModuleConfigChangeV1>().as_ref() }?;
@@ -160,6 +182,17 @@ unsafe fn slice_of<'a, T>(start: *const T, count: u32) -> &'a [T] {
         Ok(count) if !start.is_null() => unsafe { slice::from_raw_parts(start, count) },
         _ => &[],
     }
+}
+
+/// The server's numbers 0 and 2 are the beginning of an import, and its end without success.
+fn slot_migration(sub_event: u64) -> Option<SlotMigration> {
+    Some(match sub_event {
+        1 => SlotMigration::ExportStarted,
+        3 => SlotMigration::ExportAborted,
+        4 => SlotMigration::ImportCompleted,
+        5 => SlotMigration::ExportCompleted,
+        _ => return None,
+    })
 }
 
 fn loading(sub_event: u64) -> Option<Loading> {

@@ -1,6 +1,7 @@
 //! What the module tells others: messages, keyspace events, invalidations.
 
 use std::ffi::{CStr, c_int};
+use std::slice;
 
 use valkey_module::raw;
 
@@ -85,6 +86,19 @@ impl CallReply {
     pub(super) fn is_error(&self) -> bool {
         // SAFETY: the reply is live.
         unsafe { reply_type(self.0) == ERROR }
+    }
+
+    /// The bytes that the reply is; else none.
+    pub(super) fn bytes(&self) -> &[u8] {
+        let string_ptr = server_fn!(RedisModule_CallReplyStringPtr);
+        let mut length = 0;
+        // SAFETY: the reply is live; the server answers null if it is no string.
+        let start = unsafe { string_ptr(self.0, &raw mut length) };
+        if start.is_null() {
+            return &[];
+        }
+        // SAFETY: `start` and `length` delimit the string, which lives as long as the reply.
+        unsafe { slice::from_raw_parts(start.cast(), length) }
     }
 
     /// The second element of an array, if it is an integer; else 0.
