@@ -1,9 +1,9 @@
 # FLOCK. `make` prints what there is to make; each target sets up what it needs.
-# Environment: VALKEY_SERVER, VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, LIBCLANG_PATH replace what set-up would fetch;
+# Environment: VALKEY_SERVER, VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, POSTGRES_BIN, LIBCLANG_PATH replace what set-up would fetch;
 #              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long bench bench-check planted-bugs deny clean
+.PHONY: help setup libclang build run check doc test test-long soak bench bench-check planted-bugs deny clean
 
 with_tools := . target/tools/env.sh &&
 
@@ -37,6 +37,9 @@ test: ## everything that must pass: set-up, check, build, contract tests against
 
 test-long: ## the contract tests again, in their long tier
 	@scripts/test.sh long
+
+soak: ## the long tier with MINUTES times as many rounds (default 60)
+	@MINUTES="$${MINUTES:-60}" scripts/test.sh soak
 
 bench: ## measure the core: time and allocations per operation
 	cargo bench -p flock-benches --bench core

@@ -3,14 +3,15 @@
 #
 #   scripts/test.sh quick    set-up, check, build, contract tests      (make test)
 #   scripts/test.sh long     set-up, build, contract tests, long tier  (make test-long)
+#   scripts/test.sh soak     the long tier, MINUTES times as many rounds (make soak)
 #
-# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, in the long tier, one that panics on request;
+# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, not in the quick tier, one that panics on request;
 # FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the
 # environment replace those.
 set -eu
 cd "$(dirname "$0")/.."
-tier=${1:?quick or long}
-case $tier in quick | long) ;; *) echo "test: there is no tier '$tier'" >&2; exit 2 ;; esac
+tier=${1:?quick, long or soak}
+case $tier in quick | long | soak) ;; *) echo "test: there is no tier '$tier'" >&2; exit 2 ;; esac
 
 times=
 stage() { # name  command...
@@ -24,19 +25,19 @@ stage() { # name  command...
 
 stage "set-up" scripts/setup.sh
 . target/tools/env.sh
-[ "$tier" = long ] || stage "check" make --no-print-directory check
+[ "$tier" != quick ] || stage "check" make --no-print-directory check
 stage "build" make --no-print-directory build
 
 export FLOCK_TEST_TIER="$tier"
 FLOCK_MODULE=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so
 export FLOCK_MODULE
-if [ "$tier" = long ]; then
+if [ "$tier" != quick ]; then
     planted=${CARGO_TARGET_DIR:-target}/planted
     stage "build with planted panics" \
         cargo build --release -p flock-module --features planted-panics --target-dir "$planted"
     FLOCK_MODULE_PLANTED=$(cd "$planted" && pwd)/release/libflock.so
     export FLOCK_MODULE_PLANTED
 fi
-stage "contract tests, $tier" cargo test -p flock-tests
+stage "tests on real servers, $tier" cargo test -p flock-tests -p fenced-storage
 
 printf 'test: all passed\n%s' "$times"

@@ -1,7 +1,7 @@
 //! Why the storage must check the token: a holder that is paused for longer than its lease writes too late, and is refused.
 //!
 //! `cargo run -p flock-client --example fenced_write -- valkey://127.0.0.1:6379`. The storage here is a map; with a database it is one
-//! more condition: `UPDATE ... WHERE id = $1 AND token <= $2`.
+//! more condition: `examples/fenced-storage` has it for PostgreSQL, SQLite and Valkey itself.
 
 use std::sync::Mutex;
 use std::time::Duration;

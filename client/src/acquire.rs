@@ -14,6 +14,9 @@
 //! From when may a grant be believed? From before the sending of the request that got it, if that is the only one it can have been.
 //! Otherwise nobody here knows how old the grant is: then a RENEW with its token comes first, and the belief counts from that.
 //!
+//! A re-entrant handle is an id of a hold that its owner may have already. Each request adds the id, if it is not there, and extends the
+//! lease: so any answer "granted" may be believed from its own request on, and nothing is to be confirmed.
+//!
 //! Whatever ends an acquisition without a hold (an error, the deadline, a dropped future) releases its owner in the background.
 
 use std::num::NonZeroU32;
@@ -22,14 +25,18 @@ use std::time::Duration;
 
 use flock_core::wire::error::WireError;
 use flock_core::{Acquire, EndReason, Millis, Mode, Time, Token, Wait};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{Instrument, Span};
 
 use crate::clock::{believed_until, duration, millis};
 use crate::engine::{Engine, Errand};
 use crate::error::{AcquireError, ServerError};
-use crate::hold::{Grant, Hold, Keeping, Session};
+use crate::hold::{Grant, Hold, Keeping, Name, Session};
 use crate::jitter::Backoff;
 use crate::link::{CallError, Pulse};
+use crate::observe::{self, Acquisition, Holding};
+use crate::replicas::Acknowledgement;
 use crate::waiters::{News, Waiter};
 use crate::wire::{self, Acquired};
 
@@ -56,6 +63,8 @@ pub(crate) enum Patience {
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) key: Box<[u8]>,
+    /// Whose handle it is to be, if it is a re-entrant one.
+    pub(crate) reentrant: Option<Box<[u8]>>,
     pub(crate) lease: Duration,
     pub(crate) mode: Mode,
     pub(crate) limit: Option<NonZeroU32>,
@@ -64,6 +73,7 @@ pub(crate) struct Request {
     pub(crate) keep_alive: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) session: Option<Duration>,
+    pub(crate) acknowledgement: Option<Acknowledgement>,
     pub(crate) patience: Patience,
     pub(crate) polls: bool,
 }
@@ -82,7 +92,26 @@ impl Drop for Held {
 }
 
 /// Acquires the lock; `None` if it was only tried, and others hold it. Runs on the client's thread; dropping it undoes it.
-pub(crate) async fn acquire(engine: Arc<Engine>, request: Request) -> Result<Option<Held>, AcquireError> {
+pub(crate) async fn acquire(
+    engine: Arc<Engine>,
+    request: Request,
+    acquisition: Acquisition,
+) -> Result<Option<Held>, AcquireError> {
+    let span = acquisition.span().clone();
+    let outcome = acquire_in(engine, request, &acquisition).instrument(span).await;
+    match &outcome {
+        Ok(Some(held)) => acquisition.granted(held.hold.token()),
+        Ok(None) => acquisition.found_busy(),
+        Err(error) => acquisition.failed(error),
+    }
+    outcome
+}
+
+async fn acquire_in(
+    engine: Arc<Engine>,
+    request: Request,
+    acquisition: &Acquisition,
+) -> Result<Option<Held>, AcquireError> {
     let limit = match request.patience {
         Patience::Try => Some(engine.operation_timeout),
         Patience::AtMost(wait) => Some(wait),
@@ -91,17 +120,34 @@ pub(crate) async fn acquire(engine: Arc<Engine>, request: Request) -> Result<Opt
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut closing = engine.closing.subscribe();
     let mut attempt = Attempt::new(engine, request);
+    acquisition.asks_as(&attempt.name.owner);
     let ended = tokio::select! {
         biased;
         _ = closing.wait_for(|closing| *closing) => Some(Err(AcquireError::ShutDown)),
         outcome = attempt.run(deadline) => Some(outcome),
         () = passed(deadline) => None,
     };
-    match ended {
-        Some(Ok(found)) => Ok(found.map(|found| attempt.into_held(found))),
-        Some(Err(error)) => Err(error),
-        None => Err(attempt.at_deadline()),
+    let acknowledgement = attempt.request.acknowledgement;
+    let held = match ended {
+        Some(Ok(Some(found))) => attempt.into_held(found, acquisition.span()),
+        Some(Ok(None)) => return Ok(None),
+        Some(Err(error)) => return Err(error),
+        None => return Err(attempt.at_deadline()),
+    };
+    let Some(asked) = acknowledgement else { return Ok(Some(held)) };
+    let acknowledged = tokio::select! {
+        biased;
+        _ = closing.wait_for(|closing| *closing) => Err(AcquireError::ShutDown),
+        reason = held.hold.lost() => Err(AcquireError::Lost { key: held.hold.name.key.to_vec(), reason }),
+        acknowledged = held.engine.replicas.acknowledge(&held.engine, &held.hold, asked) => acknowledged,
+    };
+    if acknowledged.is_err() {
+        // Who reads the error finds the lock free, if the server answers.
+        let (answer, answered) = oneshot::channel();
+        held.engine.end(&held.hold, Some(answer));
+        let _ = answered.await;
     }
+    acknowledged.map(|()| Some(held))
 }
 
 async fn passed(deadline: Option<Instant>) {
@@ -121,12 +167,13 @@ enum Step {
 struct Attempt {
     engine: Arc<Engine>,
     request: Request,
-    number: u64,
-    owner: Box<[u8]>,
+    name: Name,
     lease: Millis,
     claim: Option<Millis>,
     waiter: Arc<Waiter>,
     backoff: Backoff,
+    /// Another client asks in the name of the same owner.
+    contested: Backoff,
     /// Just before the first request was sent.
     first_sent: Option<Time>,
     /// Requests that may have been sent.
@@ -142,19 +189,27 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn new(engine: Arc<Engine>, request: Request) -> Self {
+    fn new(engine: Arc<Engine>, mut request: Request) -> Self {
         let number = engine.next_number();
         let lease = request.max_hold.map_or(request.lease, |most| request.lease.min(most));
         let lease = millis(lease);
+        let (key, unique) = (std::mem::take(&mut request.key), engine.owner(number));
+        let (owner, id) = match request.reentrant.take() {
+            Some(owner) => (owner, Some(unique)),
+            None => (unique, None),
+        };
+        let shared = id.is_some().then(|| (key.clone(), owner.clone()));
+        // Handles of one owner share one lease: the confirmation of one handle's claim would cut the lease of the others.
+        let claim = Some(millis(engine.claim)).filter(|claim| *claim < lease && id.is_none());
         Self {
-            owner: engine.owner(number),
-            waiter: engine.parties.wait(number),
-            claim: Some(millis(engine.claim)).filter(|claim| *claim < lease),
+            waiter: engine.parties.wait(number, shared),
+            claim,
             engine,
             request,
-            number,
+            name: Name { number, key, owner, id },
             lease,
             backoff: Backoff::new(RETRY_FIRST, RETRY_MOST),
+            contested: Backoff::new(POLL_FIRST, POLL_MOST),
             first_sent: None,
             requests: 0,
             unanswered: false,
@@ -234,6 +289,11 @@ impl Attempt {
 
     async fn take_news(&mut self, news: News) -> Result<Option<Grant>, AcquireError> {
         match news {
+            // Perhaps to another request of this owner: asking again adds this one's id.
+            News::Granted(_) if self.name.id.is_some() => {
+                self.others_hold = true;
+                Ok(None)
+            }
             News::Granted(token) => {
                 self.others_hold = true;
                 match self.first_sent.filter(|_| self.requests == 1 && self.pulse.is_some()) {
@@ -241,19 +301,19 @@ impl Attempt {
                     _ => self.confirm(token).await,
                 }
             }
-            News::TimedOut => Ok(None),
+            News::TimedOut | News::AskAgain => Ok(None),
             News::Ended(reason @ (EndReason::Cancelled | EndReason::WrongType)) => {
                 let error = WireError::from(reason);
                 Err(AcquireError::Server(ServerError::new(error.code.code(), error.message)))
             }
+            // By a request of the same owner from elsewhere: asking again takes the place back. Both get the lock when either does,
+            // so there is no hurry.
+            News::Ended(EndReason::Superseded) => {
+                sleep(self.contested.next(&self.engine.jitter)).await;
+                Ok(None)
+            }
             // Asked again after a moment, in the same way.
-            News::Ended(
-                EndReason::Superseded
-                | EndReason::Flushed
-                | EndReason::RoleChanged
-                | EndReason::Moved
-                | EndReason::ClusterDown,
-            ) => {
+            News::Ended(EndReason::Flushed | EndReason::RoleChanged | EndReason::Moved | EndReason::ClusterDown) => {
                 self.pause().await;
                 Ok(None)
             }
@@ -271,7 +331,8 @@ impl Attempt {
             claim: self.claim,
             session: self.request.session.map(millis),
             label: self.request.label.as_deref(),
-            ..Acquire::new(&self.request.key, &self.owner, self.lease)
+            id: self.name.id.as_deref(),
+            ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
         // Noted first: this future may be dropped at the await.
         let (requests, unanswered) = (self.requests, self.unanswered);
@@ -287,6 +348,10 @@ impl Attempt {
                 self.backoff.reset();
                 self.trouble = None;
                 match answer.reply {
+                    // Without a claim each request extends the lease: it counts from this one.
+                    Acquired::Granted(token) if self.name.id.is_some() => {
+                        Ok(Step::Found(self.believe(token, answer.sent)))
+                    }
                     Acquired::Granted(token) if unanswered || (self.others_hold && !self.request.polls) => {
                         Ok(self.confirm(token).await?.map_or(Step::Again, Step::Found))
                     }
@@ -321,8 +386,8 @@ impl Attempt {
     async fn confirm(&mut self, token: Token) -> Result<Option<Grant>, AcquireError> {
         let engine = Arc::clone(&self.engine);
         loop {
-            let request =
-                flock_core::Renew { key: &self.request.key, owner: &self.owner, lease: self.lease, token: Some(token) };
+            let Name { key, owner, .. } = &self.name;
+            let request = flock_core::Renew { key, owner, lease: self.lease, token: Some(token) };
             match engine.commands.call(&wire::command(&request), wire::yes_or_no).await {
                 Ok(answer) => {
                     self.pulse = Some(answer.pulse);
@@ -358,6 +423,7 @@ impl Attempt {
     }
 
     async fn pause(&mut self) {
+        observe::retried();
         let delay = self.backoff.next(&self.engine.jitter);
         sleep(delay).await;
     }
@@ -367,7 +433,7 @@ impl Attempt {
         trouble.unwrap_or(AcquireError::TimedOut)
     }
 
-    fn into_held(mut self, found: Grant) -> Held {
+    fn into_held(mut self, found: Grant, acquisition: &Span) -> Held {
         self.taken = true;
         let engine = Arc::clone(&self.engine);
         let keeping = Keeping {
@@ -375,14 +441,15 @@ impl Attempt {
             keep_alive: self.request.keep_alive,
             ends: self.request.max_hold.map(|most| engine.after(most)),
         };
-        let (key, owner) = (std::mem::take(&mut self.request.key), std::mem::take(&mut self.owner));
         let session =
             self.request.session.map(|grace| Session::new(millis(grace), self.pulse.take().unwrap_or_default()));
-        let hold = Hold::new(self.number, key, owner, keeping, session, found);
-        let hold = Arc::new(hold);
-        engine.parties.hold(&hold);
+        let holding = Holding::begin(&engine.clock, &self.name.key, found.token, acquisition);
+        let name = std::mem::take(&mut self.name);
+        let hold = Arc::new(Hold::new(name, keeping, session, found, holding));
+        if let Some(reason) = engine.parties.hold(&hold) {
+            engine.mourn(&hold, reason);
+        }
         engine.keepalive.keep(&engine, &hold);
-        tracing::debug!(key = %hold.key.escape_ascii(), token = %found.token, "acquired");
         Held { hold, engine }
     }
 }
@@ -392,12 +459,11 @@ impl Drop for Attempt {
         if self.taken {
             return;
         }
-        self.engine.parties.leave(self.number);
+        self.engine.parties.leave(self.name.number);
         if self.requests > 0 {
             // A queued request that is not released ends by itself, and so does a grant that is not confirmed.
             let until = self.engine.after(QUEUED_MAX + duration(self.lease).min(self.engine.claim));
-            let (key, owner) = (std::mem::take(&mut self.request.key), std::mem::take(&mut self.owner));
-            self.engine.give_back(Errand { key, owner, token: None, until }, None);
+            self.engine.give_back(Errand { name: std::mem::take(&mut self.name), token: None, until }, None);
         }
     }
 }

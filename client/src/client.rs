@@ -1,23 +1,29 @@
 //! The client: how it is made, shared and shut down.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
 use redis::{Client, IntoConnectionInfo, ProtocolVersion};
+use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::time::{Instant, sleep};
 
 use crate::clock::Clock;
+use crate::dialer::Dialer;
 use crate::engine::Engine;
 use crate::error::{ConnectError, LossReason};
 use crate::event::{EVENTS_KEPT, Events};
 use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
-use crate::link::{CallError, Link, LinkConfig, Purpose};
+use crate::link::{Link, LinkConfig, Purpose};
 use crate::lock::{Lock, LockAll};
+use crate::replicas::Replicas;
+#[cfg(feature = "tls")]
+use crate::tls::Certificates;
 use crate::waiters::Parties;
 
 /// How a client is to be. Every method takes and returns the builder; [`Builder::connect`] ends it.
@@ -41,6 +47,10 @@ pub struct Builder {
     operation_timeout: Duration,
     listens: bool,
     link: LinkConfig,
+    #[cfg(feature = "tls")]
+    certificates: Certificates,
+    #[cfg(feature = "testing")]
+    server: Option<crate::testing::Server>,
 }
 
 impl fmt::Debug for Builder {
@@ -71,7 +81,16 @@ impl Builder {
                 timeouts_max: 3,
                 reconnect_delay_max: Duration::from_secs(1),
             },
+            #[cfg(feature = "tls")]
+            certificates: Certificates::default(),
+            #[cfg(feature = "testing")]
+            server: None,
         }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn in_memory(server: crate::testing::Server) -> Self {
+        Self { server: Some(server), ..Self::new("valkey://in-memory") }
     }
 
     /// The lease of locks that do not say theirs.
@@ -132,13 +151,28 @@ impl Builder {
         self
     }
 
+    /// Trust these certificate authorities, and no others; PEM, one or more. Without it the platform's are trusted.
+    #[cfg(feature = "tls")]
+    pub fn ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.authorities = Some(pem.into());
+        self
+    }
+
+    /// Show this certificate to the server (mutual TLS): the chain and its private key, both PEM.
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(mut self, chain_pem: impl Into<Vec<u8>>, key_pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.own = Some((chain_pem.into(), key_pem.into()));
+        self
+    }
+
     /// Connects: both connections are up and the client's channel is subscribed when this returns.
     ///
     /// From then on the client keeps them up by itself, for ever.
     ///
     /// # Errors
     /// [`ConnectError::Config`] for a URL or a setting that makes no sense, [`ConnectError::Unavailable`] if there is no connection
-    /// within the connect timeout, [`ConnectError::Server`] if the server refuses us.
+    /// within the connect timeout, [`ConnectError::Server`] if the server refuses us, [`ConnectError::Tls`] if it is not to be trusted or
+    /// does not trust us.
     ///
     /// # Cancel safety
     /// Dropping the future closes what was opened.
@@ -154,14 +188,8 @@ impl Builder {
             until.commands.first_up(deadline).await?;
             if until.listens { until.messages.first_up(deadline).await } else { Ok(()) }
         });
-        match up.await {
-            Ok(Ok(())) => Ok(flock),
-            Ok(Err(CallError::NotSent(source) | CallError::Unanswered(source))) => {
-                Err(ConnectError::Unavailable(source))
-            }
-            Ok(Err(CallError::Server(error))) => Err(ConnectError::Server(error)),
-            Err(error) => Err(ConnectError::Unavailable(error.into())),
-        }
+        up.await.map_err(|error| ConnectError::Unavailable(error.into()))??;
+        Ok(flock)
     }
 
     fn check(&self) -> Result<(), ConnectError> {
@@ -184,17 +212,37 @@ impl Builder {
         // The error of the parser is not kept: it may quote the password.
         let wrong =
             |_| ConnectError::Config("not a URL of the form valkey://[user][:password@]host[:port][/db]".into());
-        if self.url.starts_with("rediss:") || self.url.starts_with("valkeys:") {
-            return Err(ConnectError::Config("this build has no TLS".into()));
+        let secure = self.url.starts_with("rediss:") || self.url.starts_with("valkeys:");
+        if secure && !cfg!(feature = "tls") {
+            return Err(ConnectError::Config("TLS needs this crate's feature \"tls\"".into()));
+        }
+        if self.url.contains('#') {
+            return Err(ConnectError::Config("a URL with a fragment: there is no insecure mode".into()));
         }
         let info = self.url.as_str().into_connection_info().map_err(wrong)?;
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let tcp = info.tcp_settings().clone().set_nodelay(true);
-        Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp)).map_err(wrong)
+        let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+        #[cfg(feature = "tls")]
+        if secure {
+            return self.certificates.client(info);
+        }
+        Client::open(info).map_err(wrong)
     }
 
-    /// Starts the client's thread.
+    /// Starts the client: on a thread of its own, or beside the server in memory that it is for.
     fn launch(&self, client: &Client) -> Result<Flock, ConnectError> {
+        #[cfg(feature = "testing")]
+        if let Some(server) = &self.server {
+            let (flock, running) = self.assemble(Ground {
+                id: server.next_client(),
+                clock: server.clock(),
+                dialer: Dialer::InMemory(server.clone(), client.clone()),
+                runtime: server.runtime().clone(),
+            });
+            server.runtime().spawn(running);
+            return Ok(flock);
+        }
         let no_thread = |error: std::io::Error| ConnectError::Unavailable(error.into());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -202,14 +250,32 @@ impl Builder {
             .max_blocking_threads(2) // for name look-ups
             .build()
             .map_err(no_thread)?;
-        let id = uuid::Uuid::new_v4();
+        let (flock, running) = self.assemble(Ground {
+            id: uuid::Uuid::new_v4(),
+            clock: Clock::Boottime,
+            dialer: Dialer::Network(client.clone()),
+            runtime: runtime.handle().clone(),
+        });
+        thread::Builder::new()
+            .name("flock-client".into())
+            .spawn(move || {
+                runtime.block_on(running);
+                runtime.shutdown_background(); // a name look-up may hang
+            })
+            .map_err(no_thread)?;
+        Ok(flock)
+    }
+
+    /// Puts the client together. It lives as long as the future that comes with it runs.
+    fn assemble(&self, ground: Ground) -> (Flock, impl Future<Output = ()> + Send + use<>) {
+        let Ground { id, clock, dialer, runtime } = ground;
         let (seed, _) = id.as_u64_pair();
-        let (clock, jitter) = (Clock::Boottime, Arc::new(Jitter::new(seed)));
+        let jitter = Arc::new(Jitter::new(seed));
         let name = id.simple().to_string();
         let channel = format!("flock:{name}");
         let (events, _) = broadcast::channel(EVENTS_KEPT);
         let link =
-            |purpose| Link::new(self.link, client.clone(), purpose, clock.clone(), Arc::clone(&jitter), events.clone());
+            |purpose| Link::new(self.link, dialer.clone(), purpose, clock.clone(), Arc::clone(&jitter), events.clone());
         let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
             let listener = engine.clone();
             let hear = move |message: &[u8]| {
@@ -227,11 +293,12 @@ impl Builder {
                 events: events.clone(),
                 parties: Parties::default(),
                 keepalive: KeepAlive::new(),
+                replicas: Replicas::new(dialer.clone(), self.link.connect_timeout, self.link.response_timeout),
                 operation_timeout: self.operation_timeout,
                 claim: self.claim,
                 listens: self.listens,
                 grace_min: 2 * self.link.heartbeat + self.link.response_timeout,
-                runtime: runtime.handle().clone(),
+                runtime,
                 numbers: AtomicU64::new(1),
                 closing: watch::Sender::new(false),
                 errands: watch::Sender::new(0),
@@ -239,21 +306,23 @@ impl Builder {
         });
         let stop = watch::Sender::new(false);
         let running = Arc::clone(&engine).run(stop.subscribe());
-        thread::Builder::new()
-            .name("flock-client".into())
-            .spawn(move || {
-                runtime.block_on(running);
-                runtime.shutdown_background(); // a name look-up may hang
-            })
-            .map_err(no_thread)?;
-        Ok(Flock { shared: Arc::new(Shared { engine, stop, lease: self.lease }) })
+        (Flock { shared: Arc::new(Shared { engine, stop, lease: self.lease }) }, running)
     }
+}
+
+/// What a client stands on.
+struct Ground {
+    id: uuid::Uuid,
+    clock: Clock,
+    dialer: Dialer,
+    runtime: Handle,
 }
 
 /// A client of one server: cheap to clone, and usable from any thread and any async runtime.
 ///
-/// It has two connections and a thread of its own, which live until the last clone and the last guard are gone. A process that
-/// returns from `main` ends that thread too: call [`Flock::shutdown`] before, or what was just dropped may not be given back.
+/// It has two connections and a thread of its own, which live until the last clone and the last guard are gone; acquisitions that wait
+/// for replicas have a few connections more. A process that returns from `main` ends that thread too: call [`Flock::shutdown`] before,
+/// or what was just dropped may not be given back.
 #[derive(Clone)]
 pub struct Flock {
     shared: Arc<Shared>,
@@ -283,7 +352,8 @@ impl fmt::Debug for Flock {
 pub struct ShutdownTimedOut;
 
 impl Flock {
-    /// Connects with the default settings: `valkey://[user][:password@]host[:port][/db]`, `redis://...`, or `unix:///path`.
+    /// Connects with the default settings: `valkey://[user][:password@]host[:port][/db]`, `redis://...`, or
+    /// `unix:///path[?db=..&user=..&pass=..]`; with the feature `tls` also `valkeys://...` and `rediss://...`.
     ///
     /// # Errors, cancel safety
     /// See [`Builder::connect`].
@@ -375,8 +445,11 @@ mod tests {
 
     #[test]
     fn urls_without_a_meaning_are_refused() {
-        for url in ["", "host", "http://host", "rediss://host", "valkeys://host"] {
+        for url in ["", "host", "http://host", "rediss://host/#insecure", "valkey://host#x"] {
             assert!(matches!(Flock::builder(url).client(), Err(ConnectError::Config(_))), "{url}");
+        }
+        for url in ["rediss://host", "valkeys://host"] {
+            assert_eq!(Flock::builder(url).client().is_ok(), cfg!(feature = "tls"), "{url}");
         }
         for url in ["valkey://h", "redis://u:p@h:1/2", "unix:///run/valkey.sock"] {
             assert!(Flock::builder(url).client().is_ok(), "{url}");

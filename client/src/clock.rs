@@ -11,14 +11,30 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nothing smaller is promised between two clocks that run for one lease.
 const MARGIN_US_MIN: u64 = 20_000;
 
+/// As on a machine that has run for a while.
+#[cfg(feature = "testing")]
+const RUNTIME_STARTS_US: u64 = 1_000_000_000;
+
 #[derive(Clone, Debug)]
 pub(crate) enum Clock {
     Boottime,
+    /// The time of a runtime, which may be paused.
+    #[cfg(feature = "testing")]
+    Runtime {
+        runtime: tokio::runtime::Handle,
+        start: tokio::time::Instant,
+    },
     #[cfg(test)]
     Set(std::sync::Arc<std::sync::atomic::AtomicU64>),
 }
 
 impl Clock {
+    /// The clock of the current runtime; panics outside one.
+    #[cfg(feature = "testing")]
+    pub(crate) fn of_runtime() -> Self {
+        Self::Runtime { runtime: tokio::runtime::Handle::current(), start: tokio::time::Instant::now() }
+    }
+
     pub(crate) fn now(&self) -> Time {
         match self {
             Self::Boottime => {
@@ -26,6 +42,12 @@ impl Clock {
                 let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
                 let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
                 Time::from_us(seconds * 1_000_000 + nanos / 1000)
+            }
+            #[cfg(feature = "testing")]
+            Self::Runtime { runtime, start } => {
+                let _on_any_thread = runtime.enter();
+                let us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                Time::from_us(us.saturating_add(RUNTIME_STARTS_US))
             }
             #[cfg(test)]
             Self::Set(us) => Time::from_us(us.load(std::sync::atomic::Ordering::Relaxed)),

@@ -10,20 +10,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flock_core::request::ReleaseScope;
 use flock_core::wire::message::OwnerMessage;
 use flock_core::{Release, Time, Token};
 use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::Clock;
 use crate::error::{HoldError, LossReason, Source};
 use crate::event::Event;
-use crate::hold::Hold;
+use crate::hold::{Hold, Name};
 use crate::jitter::{Backoff, Jitter};
 use crate::keepalive::KeepAlive;
 use crate::link::{CallError, Link};
+use crate::observe;
+use crate::replicas::Replicas;
 use crate::waiters::{Heard, Parties};
 use crate::wire;
 
@@ -43,6 +45,7 @@ pub(crate) struct Engine {
     pub(crate) messages: Arc<Link>,
     pub(crate) parties: Parties,
     pub(crate) keepalive: KeepAlive,
+    pub(crate) replicas: Replicas,
     /// How long an operation that does not wait for others may take, with its retries.
     pub(crate) operation_timeout: Duration,
     pub(crate) claim: Duration,
@@ -61,8 +64,7 @@ pub(crate) struct Engine {
 /// Something to be given back: a hold, or whatever became of a request.
 #[derive(Debug)]
 pub(crate) struct Errand {
-    pub(crate) key: Box<[u8]>,
-    pub(crate) owner: Box<[u8]>,
+    pub(crate) name: Name,
     pub(crate) token: Option<Token>,
     /// After this the server has ended it by itself.
     pub(crate) until: Time,
@@ -83,12 +85,13 @@ impl Engine {
 
     /// Runs on the client's thread until `stop`; then gives back what is still to be given back.
     pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
-        tokio::spawn(Arc::clone(&self.commands).keep_up());
+        let mut tasks = JoinSet::new(); // they end with this
+        tasks.spawn(Arc::clone(&self.commands).keep_up());
         if self.listens {
-            tokio::spawn(Arc::clone(&self.messages).keep_up());
+            tasks.spawn(Arc::clone(&self.messages).keep_up());
         }
         let keeper = Arc::clone(&self);
-        tokio::spawn(async move { keeper.keepalive.run(&keeper).await });
+        tasks.spawn(async move { keeper.keepalive.run(&keeper).await });
         // An error means that the other end is gone: the same.
         let _ = stop.wait_for(|stop| *stop).await;
         let _ = timeout(LINGER, self.errands_done()).await;
@@ -115,19 +118,27 @@ impl Engine {
         let Ok(message) = OwnerMessage::parse(message) else {
             return; // a later version's word
         };
-        let Some(number) = self.number_of(message.owner) else {
-            return;
-        };
-        match self.parties.hear(number, &message) {
+        match self.number_of(message.owner) {
+            Some(number) => self.hear_as(number, &message),
+            // An owner that its user has named: all its acquisitions hear. A grant without a taker was asked for by one that
+            // has left, and gives back its id by itself.
+            None => {
+                for number in self.parties.of_owner(message.key, message.owner) {
+                    self.hear_as(number, &message);
+                }
+            }
+        }
+    }
+
+    fn hear_as(self: &Arc<Self>, number: u64, message: &OwnerMessage<'_>) {
+        match self.parties.hear(number, message) {
             Heard::Nothing => {}
             Heard::Lost(hold, reason) => self.mourn(&hold, reason),
             Heard::Stray(token) => {
                 tracing::debug!(%token, "a grant that nobody waits for: given back");
                 let until = self.after(self.claim);
-                self.give_back(
-                    Errand { key: message.key.into(), owner: message.owner.into(), token: Some(token), until },
-                    None,
-                );
+                let name = Name { number, key: message.key.into(), owner: message.owner.into(), id: None };
+                self.give_back(Errand { name, token: Some(token), until }, None);
             }
         }
     }
@@ -149,11 +160,12 @@ impl Engine {
         }
     }
 
-    fn mourn(&self, hold: &Hold, reason: LossReason) {
+    /// Tells of a loss that has just been marked.
+    pub(crate) fn mourn(&self, hold: &Hold, reason: LossReason) {
         let token = hold.token();
-        tracing::warn!(key = %hold.key.escape_ascii(), %token, %reason, "lock lost");
-        let _ = self.events.send(Event::Lost { key: hold.key.to_vec(), token, reason });
-        self.parties.leave(hold.number);
+        hold.holding.lost(reason);
+        let _ = self.events.send(Event::Lost { key: hold.name.key.to_vec(), token, reason });
+        self.parties.leave(hold.name.number);
     }
 
     /// Ends a hold on its holder's behalf. The answer goes to `answer`, if anybody wants it.
@@ -161,10 +173,11 @@ impl Engine {
         if !hold.end() {
             return;
         }
-        self.parties.leave(hold.number);
+        self.parties.leave(hold.name.number);
+        hold.holding.given_back(hold.is_lost());
         // The lease may have been renewed at any time up to now.
         let until = self.after(crate::clock::duration(hold.keeping.lease));
-        let errand = Errand { key: hold.key.clone(), owner: hold.owner.clone(), token: hold.sure_token(), until };
+        let errand = Errand { name: hold.name.clone(), token: hold.sure_token(), until };
         self.give_back(errand, answer);
     }
 
@@ -174,21 +187,25 @@ impl Engine {
         let engine = Arc::clone(self);
         self.runtime.spawn(async move {
             let _count = count;
-            let scope = ReleaseScope::Plain;
-            let request = Release { key: &errand.key, owner: &errand.owner, token: errand.token, scope };
+            let Name { key, owner, id, .. } = &errand.name;
+            let request = Release { key, owner, token: errand.token, scope: errand.name.scope() };
             let command = wire::command(&request);
             let patience = Instant::now() + engine.operation_timeout;
             let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
-            let mut unanswered = false;
+            let (mut unanswered, mut late) = (false, false);
             loop {
                 let source: Source = match engine.commands.call(&command, wire::yes_or_no).await {
                     Ok(given) => {
                         // After a lost answer, 0 is what our own first request leaves behind.
                         tell(&mut answer, Ok(given.reply || unanswered));
+                        if id.is_some() {
+                            // The place in the queue that went with it may have been another's too.
+                            engine.parties.ask_again(key, owner);
+                        }
                         return;
                     }
                     Err(CallError::Server(error)) if !error.is_retryable() => {
-                        tracing::warn!(%error, "a lock could not be given back");
+                        observe::release_failed(key, &error);
                         tell(&mut answer, Err(HoldError::Server(error)));
                         return;
                     }
@@ -199,7 +216,9 @@ impl Engine {
                         source
                     }
                 };
-                if Instant::now() >= patience {
+                if Instant::now() >= patience && !late {
+                    late = true;
+                    observe::release_failed(key, &source);
                     tell(&mut answer, Err(HoldError::Unknown(source)));
                 }
                 if engine.clock.now() >= errand.until {

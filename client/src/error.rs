@@ -62,6 +62,10 @@ pub enum ConnectError {
     /// The server refused us: wrong password, unknown user, no such database.
     #[error("the server refused the connection")]
     Server(#[source] ServerError),
+    /// There is no trust between us: the server's certificate is for another name, out of date, or of an authority that we do not
+    /// trust; or it does not accept ours, or wants one.
+    #[error("no trusted TLS connection")]
+    Tls(#[source] Source),
 }
 
 impl ConnectError {
@@ -69,7 +73,7 @@ impl ConnectError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Config(_) => false,
+            Self::Config(_) | Self::Tls(_) => false,
             Self::Unavailable(_) => true,
             Self::Server(error) => error.is_retryable(),
         }
@@ -93,6 +97,23 @@ pub enum AcquireError {
     /// The server refused the request.
     #[error("the server refused the request")]
     Server(#[source] ServerError),
+    /// The lock was granted, and fewer replicas than wanted had heard of it in time. It has been given back.
+    #[error("{acknowledged} of {wanted} replicas acknowledged the grant in time")]
+    NotDurable {
+        /// How many had.
+        acknowledged: u32,
+        /// How many were wanted.
+        wanted: u32,
+    },
+    /// A lock was acquired and lost again before all that was asked for was there: while others of the same
+    /// [`LockAll`](crate::LockAll) were waited for, or replicas were.
+    #[error("the lock \"{}\" was lost before all was acquired: {reason}", key.escape_ascii())]
+    Lost {
+        /// Which lock.
+        key: Vec<u8>,
+        /// How it was lost.
+        reason: LossReason,
+    },
     /// The client is shut down.
     #[error("the client is shut down")]
     ShutDown,
@@ -103,7 +124,8 @@ impl AcquireError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::TimedOut | Self::Unavailable(_) => true,
+            Self::TimedOut | Self::Unavailable(_) | Self::NotDurable { .. } => true,
+            Self::Lost { reason, .. } => *reason != LossReason::ShutDown,
             Self::Config(_) | Self::ShutDown => false,
             Self::Server(error) => error.is_retryable(),
         }
@@ -120,6 +142,9 @@ pub enum HoldError {
     /// The hold has ended.
     #[error("the lock is lost: {0}")]
     Lost(LossReason),
+    /// The request makes no sense for this hold; nothing was sent.
+    #[error("bad request: {0}")]
+    Config(Cow<'static, str>),
     /// No answer came in time: it may have happened, or not.
     #[error("no answer from the server: it may have happened")]
     Unknown(#[source] Source),
@@ -134,7 +159,7 @@ impl HoldError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Refused | Self::Unknown(_) => true,
-            Self::Lost(_) => false,
+            Self::Lost(_) | Self::Config(_) => false,
             Self::Server(error) => error.is_retryable(),
         }
     }

@@ -74,7 +74,7 @@ impl Guard {
     /// The lock's name.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        &self.hold().key
+        &self.hold().name.key
     }
 
     /// The fencing token: higher than that of every earlier holder. Send it with every write; the storage accepts it if it is
@@ -84,10 +84,11 @@ impl Guard {
         self.hold().token()
     }
 
-    /// The owner this hold has at the server: for `FLOCK.RELEASE` by other means, after [`Guard::leak`].
+    /// The owner this hold has at the server: for `FLOCK.RELEASE` by other means, after [`Guard::leak`]. That of a re-entrant handle is
+    /// the one given to [`Lock::reentrant`](crate::Lock::reentrant).
     #[must_use]
     pub fn owner(&self) -> &[u8] {
-        &self.hold().owner
+        &self.hold().name.owner
     }
 
     /// Whether the lock is held, as far as can be known without asking: no I/O, cheap enough for every step of the work. False
@@ -127,24 +128,11 @@ impl Guard {
     /// # Cancel safety
     /// Dropping the future drops `work`; the guard is as before.
     pub async fn watch<T>(&self, work: impl Future<Output = T>) -> Result<T, LossReason> {
-        let mut work = pin!(work);
-        let mut lost = pin!(self.lost());
-        std::future::poll_fn(|context| {
-            if let Poll::Ready(reason) = lost.as_mut().poll(context) {
-                return Poll::Ready(Err(reason));
-            }
-            if let Some(reason) = self.hold().loss(self.engine().clock.now()) {
-                return Poll::Ready(Err(reason));
-            }
-            let Poll::Ready(value) = work.as_mut().poll(context) else {
-                return Poll::Pending;
-            };
-            match self.hold().loss(self.engine().clock.now()) {
-                Some(reason) => Poll::Ready(Err(reason)),
-                None => Poll::Ready(Ok(value)),
-            }
-        })
-        .await
+        watch(work, self.lost(), || self.loss()).await
+    }
+
+    fn loss(&self) -> Option<LossReason> {
+        self.hold().loss(self.engine().clock.now())
     }
 
     /// Renews the lease now: it lasts its full length from here. Only needed without keep-alive.
@@ -157,6 +145,26 @@ impl Guard {
     pub async fn renew(&self) -> Result<(), HoldError> {
         let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
         self.engine().ask(renew(engine, hold)).await.map_err(|_| HoldError::Lost(LossReason::ShutDown))?
+    }
+
+    /// Changes how the lock is held: [`Guard::downgrade`] for [`Mode::Shared`], [`Guard::upgrade`] for [`Mode::Exclusive`]. To the
+    /// mode that it has already, it changes nothing.
+    ///
+    /// A conversion never waits for others, so two holders cannot wait for each other. If it fails, the hold stays as it was, in its
+    /// mode and under its token: give it back before waiting for the lock in the other mode.
+    ///
+    /// # Errors
+    /// [`HoldError::Refused`] if others hold the lock shared, [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no
+    /// answer came: then calling it again settles it. [`HoldError::Config`] for a re-entrant handle: others rely on its mode.
+    ///
+    /// # Cancel safety
+    /// The conversion goes on in the background if the future is dropped, and [`Guard::token`] may then change by itself.
+    pub async fn convert(&mut self, mode: Mode) -> Result<(), HoldError> {
+        let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
+        let (answer, answered) = oneshot::channel();
+        // Not `ask`: half a conversion is none.
+        self.engine().runtime.spawn(async move { answer.send(convert(engine, hold, mode).await) });
+        answered.await.unwrap_or(Err(HoldError::Lost(LossReason::ShutDown)))
     }
 
     /// From exclusive to shared, at once; waiting readers up to the next writer are let in. The token stays.
@@ -183,15 +191,8 @@ impl Guard {
         self.convert(Mode::Exclusive).await
     }
 
-    async fn convert(&mut self, mode: Mode) -> Result<(), HoldError> {
-        let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
-        let (answer, answered) = oneshot::channel();
-        // Not `ask`: half a conversion is none.
-        self.engine().runtime.spawn(async move { answer.send(convert(engine, hold, mode).await) });
-        answered.await.unwrap_or(Err(HoldError::Lost(LossReason::ShutDown)))
-    }
-
-    /// Gives the lock back and waits for the server's answer. With transactions: commit first, then release.
+    /// Gives the lock back and waits for the server's answer. With transactions: commit first, then release. A re-entrant handle gives
+    /// back its share, and the last one the lock.
     ///
     /// # Errors
     /// [`HoldError::Unknown`] if no answer came within the operation timeout, [`HoldError::Server`] if the server refused. The
@@ -201,7 +202,7 @@ impl Guard {
     /// The lock is given back though the future is dropped.
     pub async fn release(self) -> Result<Released, HoldError> {
         let engine = Arc::clone(self.engine());
-        let was_lost = self.hold().loss(engine.clock.now()).is_some();
+        let was_lost = self.loss().is_some();
         let (answer, answered) = oneshot::channel();
         engine.end(self.hold(), Some(answer));
         if was_lost {
@@ -220,13 +221,37 @@ impl Guard {
     pub fn leak(self) -> Token {
         let hold = self.hold();
         if hold.end() {
-            self.engine().parties.leave(hold.number);
+            self.engine().parties.leave(hold.name.number);
+            hold.holding.leaked(hold.is_lost());
         }
         hold.token()
     }
 }
 
-async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), HoldError> {
+/// Runs `work` until it is done or something is lost, which is looked for before and after each of its steps.
+async fn watch<T, L>(
+    work: impl Future<Output = T>,
+    lost: impl Future<Output = L>,
+    loss: impl Fn() -> Option<L>,
+) -> Result<T, L> {
+    let (mut work, mut lost) = (pin!(work), pin!(lost));
+    std::future::poll_fn(|context| {
+        if let Poll::Ready(lost) = lost.as_mut().poll(context) {
+            return Poll::Ready(Err(lost));
+        }
+        if let Some(lost) = loss() {
+            return Poll::Ready(Err(lost));
+        }
+        let Poll::Ready(value) = work.as_mut().poll(context) else {
+            return Poll::Pending;
+        };
+        Poll::Ready(loss().map_or(Ok(value), Err))
+    })
+    .await
+}
+
+/// Renews until the server has answered.
+pub(crate) async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), HoldError> {
     let patience = Instant::now() + engine.operation_timeout;
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
     loop {
@@ -238,20 +263,23 @@ async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), HoldError> {
             return Err(HoldError::Lost(LossReason::MaxHold));
         };
         let token = hold.sure_token();
-        let command = wire::command(&keepalive::request(&hold, lease, token));
-        let source: Source = match engine.commands.call(&command, wire::yes_or_no).await {
+        let command = wire::renewal(&hold.name, lease, token);
+        let answer = engine.commands.call(&command, |reply| wire::renewed(&hold.name, token, reply)).await;
+        let source: Source = match answer {
             Ok(answer) if answer.reply => {
                 engine.renewed(&hold, lease, token, answer.sent, &answer.pulse);
                 return Ok(());
             }
-            Ok(_) => {
-                engine.lose(&hold, LossReason::Gone);
-                return Err(HoldError::Lost(hold.loss(engine.clock.now()).unwrap_or(LossReason::Gone)));
-            }
+            Ok(_) => return Err(gone(&engine, &hold)),
+            Err(error) if keepalive::is_not_held(&error) => return Err(gone(&engine, &hold)),
             Err(CallError::Server(error)) if error.is_retryable() => error.into(),
-            Err(CallError::Server(error)) => return Err(HoldError::Server(error)),
+            Err(CallError::Server(error)) => {
+                hold.holding.renewal_failed();
+                return Err(HoldError::Server(error));
+            }
             Err(CallError::NotSent(source) | CallError::Unanswered(source)) => source,
         };
+        hold.holding.renewal_failed();
         if Instant::now() >= patience {
             return Err(HoldError::Unknown(source));
         }
@@ -259,11 +287,21 @@ async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), HoldError> {
     }
 }
 
+fn gone(engine: &Engine, hold: &Arc<Hold>) -> HoldError {
+    engine.lose(hold, LossReason::Gone);
+    HoldError::Lost(hold.loss(engine.clock.now()).unwrap_or(LossReason::Gone))
+}
+
 /// Changes the mode, again and again until the server has answered: each retry is the same conversion.
 ///
 /// Meanwhile the server may have a new token that we do not know: renewals and a release then name the owner only. That proves no
 /// claim, so the claim is confirmed first.
 async fn convert(engine: Arc<Engine>, hold: Arc<Hold>, mode: Mode) -> Result<(), HoldError> {
+    if hold.name.id.is_some() {
+        return Err(HoldError::Config(
+            "a re-entrant hold has other handles, which rely on its mode and its token".into(),
+        ));
+    }
     let _one_at_a_time = hold.conversion.lock().await;
     if !hold.is_confirmed() {
         renew(Arc::clone(&engine), Arc::clone(&hold)).await?;
@@ -291,7 +329,7 @@ async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(),
         let Some(lease) = hold.keeping.lease_at(now) else {
             return Err(HoldError::Lost(LossReason::MaxHold));
         };
-        let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.key, &hold.owner, lease) };
+        let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.name.key, &hold.name.owner, lease) };
         let source: Source = match engine.commands.call(&wire::command(&request), wire::acquired).await {
             Ok(answer) => {
                 let (token, outcome) = match answer.reply {
@@ -299,15 +337,15 @@ async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(),
                     Acquired::Busy | Acquired::Queued => (token, Err(HoldError::Refused)),
                 };
                 hold.end_conversion(token);
+                if outcome.is_ok() {
+                    hold.holding.converted(token);
+                }
                 return outcome;
             }
+            // The server has no hold with that token: a conversion does not revive it.
+            Err(error) if keepalive::is_not_held(&error) => return Err(gone(engine, hold)),
             Err(CallError::Server(error)) if error.is_retryable() => error.into(),
             Err(CallError::Server(error)) => {
-                // The server has no hold with that token: a conversion does not revive it.
-                if error.code() == "NOTHELD" {
-                    engine.lose(hold, LossReason::Gone);
-                    return Err(HoldError::Lost(hold.loss(engine.clock.now()).unwrap_or(LossReason::Gone)));
-                }
                 hold.end_conversion(token);
                 return Err(HoldError::Server(error));
             }
@@ -355,15 +393,47 @@ impl GuardSet {
     /// # Cancel safety
     /// Dropping it has no effect.
     pub async fn lost(&self) -> LossReason {
-        let mut losses: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
+        self.first_lost().await.1
+    }
+
+    /// As [`Guard::watch`]: `work` is dropped when one of the locks is lost.
+    ///
+    /// # Errors
+    /// The reason of the first loss.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`; the guards are as before.
+    pub async fn watch<T>(&self, work: impl Future<Output = T>) -> Result<T, LossReason> {
+        self.keep(work).await.map_err(|(_, reason)| reason)
+    }
+
+    /// As [`GuardSet::watch`]; tells which was lost.
+    pub(crate) async fn keep<T>(&self, work: impl Future<Output = T>) -> Result<T, (&Guard, LossReason)> {
+        let loss = || self.guards.iter().find_map(|guard| guard.loss().map(|reason| (guard, reason)));
+        watch(work, self.first_lost(), loss).await
+    }
+
+    async fn first_lost(&self) -> (&Guard, LossReason) {
+        let mut losses: Vec<_> = self.guards.iter().map(|guard| (guard, Box::pin(guard.lost()))).collect();
         std::future::poll_fn(|context| {
-            let lost = losses.iter_mut().find_map(|lost| match lost.as_mut().poll(context) {
-                Poll::Ready(reason) => Some(reason),
+            let lost = losses.iter_mut().find_map(|(guard, lost)| match lost.as_mut().poll(context) {
+                Poll::Ready(reason) => Some((*guard, reason)),
                 Poll::Pending => None,
             });
             lost.map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// Adds a guard whose key comes after those of all others.
+    pub(crate) fn push(&mut self, guard: Guard) {
+        self.guards.push(guard);
+    }
+
+    /// The guards, sorted by key, to be given back one by one.
+    #[must_use = "dropping the guards releases the locks"]
+    pub fn into_guards(self) -> Vec<Guard> {
+        self.guards
     }
 
     /// Gives all back, the last acquired first, and waits for the answers. [`Released::AlreadyLost`] if any had been lost.

@@ -6,12 +6,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use flock_core::request::ReleaseScope;
 use flock_core::{Millis, Time, Token};
 use tokio::sync::Notify;
 
 use crate::clock::believed_until;
 use crate::error::LossReason;
 use crate::link::Pulse;
+use crate::observe::Holding;
 
 /// What a hold is to be kept by.
 #[derive(Clone, Copy, Debug)]
@@ -59,14 +61,31 @@ impl Session {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Hold {
-    /// The acquisition's number: the last part of its owner.
+/// What tells a hold from all others.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Name {
+    /// The acquisition's number: the last part of its owner, or of its id.
     pub(crate) number: u64,
     pub(crate) key: Box<[u8]>,
     pub(crate) owner: Box<[u8]>,
+    /// Of a re-entrant handle: it shares the server's hold with the owner's other ids.
+    pub(crate) id: Option<Box<[u8]>>,
+}
+
+impl Name {
+    /// What of the server's hold is this one's.
+    pub(crate) fn scope(&self) -> ReleaseScope<'_> {
+        self.id.as_deref().map_or(ReleaseScope::Plain, ReleaseScope::Id)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) name: Name,
     pub(crate) keeping: Keeping,
     pub(crate) session: Option<Session>,
+    /// Who watches hears of it by this.
+    pub(crate) holding: Holding,
     token: AtomicU64,
     lease_until_us: AtomicU64,
     /// Whether a RENEW with the token has been answered: the grant is no mere claim any more.
@@ -84,20 +103,12 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(
-        number: u64,
-        key: Box<[u8]>,
-        owner: Box<[u8]>,
-        keeping: Keeping,
-        session: Option<Session>,
-        grant: Grant,
-    ) -> Self {
+    pub(crate) fn new(name: Name, keeping: Keeping, session: Option<Session>, grant: Grant, holding: Holding) -> Self {
         Self {
-            number,
-            key,
-            owner,
+            name,
             keeping,
             session,
+            holding,
             token: AtomicU64::new(grant.token.get()),
             lease_until_us: AtomicU64::new(grant.believed_until.as_us()),
             confirmed: AtomicBool::new(grant.confirmed),
@@ -164,6 +175,11 @@ impl Hold {
         !self.ended.load(Ordering::Acquire) && self.loss.get().is_none()
     }
 
+    /// Whether somebody has said so.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.loss.get().is_some()
+    }
+
     pub(crate) fn is_valid(&self, now: Time) -> bool {
         self.is_kept() && now < self.believed_until()
     }
@@ -227,12 +243,15 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
 
     fn hold(ends: Option<Time>) -> Hold {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends };
         let token = Token::new(7).unwrap();
         let grant = Grant { token, believed_until: Time::from_us(980_000), confirmed: true };
-        Hold::new(1, (*b"k").into(), (*b"o").into(), keeping, None, grant)
+        let name = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
+        let holding = Holding::begin(&Clock::Boottime, b"k", token, &tracing::Span::none());
+        Hold::new(name, keeping, None, grant, holding)
     }
 
     #[test]

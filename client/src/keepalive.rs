@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flock_core::{Millis, Renew, Time, Token};
+use flock_core::wire::error::ErrorCode;
+use flock_core::{Millis, Time, Token};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
@@ -155,8 +156,12 @@ impl KeepAlive {
             .filter(|hold| hold.is_kept())
             .filter_map(|hold| hold.keeping.lease_at(now).map(|lease| (lease, hold.sure_token(), hold)))
             .collect();
-        let requests = asked.iter().map(|(lease, token, hold)| request(hold, *lease, *token));
-        let answer = engine.commands.call_all(&wire::pipeline(requests), asked.len(), wire::yes_or_no).await;
+        let requests =
+            wire::pipeline(asked.iter().map(|(lease, token, hold)| wire::renewal(&hold.name, *lease, *token)));
+        let answer = engine.commands.call_all(&requests, asked.len(), |position, reply| {
+            asked.get(position).and_then(|(_, token, hold)| wire::renewed(&hold.name, *token, reply))
+        });
+        let answer = answer.await;
         match answer {
             Ok(answer) => {
                 for ((lease, token, hold), reply) in asked.iter().zip(answer.reply) {
@@ -192,6 +197,7 @@ impl KeepAlive {
             // The token changed while this was under way: it says nothing about the hold.
             Ok(false) if token != hold.sure_token() => self.try_again(engine, hold),
             Ok(false) => engine.lose(hold, LossReason::Gone),
+            Err(error) if is_not_held(&error) => engine.lose(hold, LossReason::Gone),
             Err(_) => self.try_again(engine, hold),
         }
     }
@@ -200,7 +206,8 @@ impl KeepAlive {
         if !hold.is_kept() {
             return;
         }
-        let _ = engine.events.send(Event::RenewFailed { key: hold.key.to_vec(), token: hold.token() });
+        hold.holding.renewal_failed();
+        let _ = engine.events.send(Event::RenewFailed { key: hold.name.key.to_vec(), token: hold.token() });
         let after = engine.jitter.around(RETRY_AFTER).min(duration(hold.keeping.lease) / 10);
         self.renew_at(later(engine.clock.now(), after), hold);
     }
@@ -261,8 +268,9 @@ impl KeepAlive {
     }
 }
 
-pub(crate) fn request(hold: &Hold, lease: Millis, token: Option<Token>) -> Renew<'_> {
-    Renew { key: &hold.key, owner: &hold.owner, lease, token }
+/// Whether the server says that there is no such hold.
+pub(crate) fn is_not_held(error: &CallError) -> bool {
+    matches!(error, CallError::Server(error) if error.known() == Some(ErrorCode::NotHeld))
 }
 
 fn later(from: Time, after: Duration) -> Time {
@@ -277,5 +285,6 @@ impl Engine {
             hold.confirm();
         }
         hold.renewed(believed_until(sent, lease), pulse);
+        hold.holding.renewed();
     }
 }

@@ -21,6 +21,19 @@
 //! # }
 //! ```
 //!
+//! # What it can do
+//!
+//! | to | by |
+//! |---|---|
+//! | wait in turn, for a while, not at all | [`Lock`] awaited, [`Lock::wait`], [`Lock::try_acquire`] |
+//! | share: readers, a semaphore; change between | [`Lock::shared`], [`Lock::limit`]; [`Guard::convert`] |
+//! | hold several, each in its own mode, or none | [`Flock::lock_all`], [`LockAll::and_shared`] |
+//! | acquire again what the same owner holds | [`Lock::reentrant`] |
+//! | have the grant on replicas before it counts | [`Lock::acknowledged_by`] |
+//! | have the lock end soon after its process | [`Lock::session`] |
+//! | cancel work whose lock is lost | [`Lock::run`], [`Guard::watch`], [`Guard::lost`] |
+//! | reach the server | by TCP, by a Unix socket, by TLS with the feature `tls` |
+//!
 //! # What it promises
 //!
 //! * **Order.** Waiting requests are queued in the server, first come first served, and the grant is pushed to the next the moment the
@@ -31,6 +44,7 @@
 //!   request that reaches the server when its connection is dead costs [`Builder::claim`], not a lease.
 //! * **Retries that are safe.** Each acquisition has an owner of its own, and every request of it may be repeated.
 //! * **Connections that heal.** Two connections, watched by heartbeats, replaced when they break or fall silent; who waits asks again.
+//! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
 //! * **Your runtime is not in the way.** All that runs on a thread of the client's own: a busy or blocked runtime costs no lease.
 //!
 //! # What it does not promise
@@ -38,10 +52,43 @@
 //! * **No lock service excludes a paused process.** Between the look at [`Guard::is_valid`] and the write, time passes. Send
 //!   [`Guard::token`] with every write and let the storage accept it only if it is higher than the last, or the last itself.
 //! * **A failover can grant twice.** Valkey replicates asynchronously: what the old primary granted last may be unknown to the new one.
-//!   The token covers that, if the storage checks it.
+//!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
+//!   that may be promoted acknowledges.
 //! * **A killed process gives nothing back.** Its locks are free when their leases are over.
-//! * **One server, reached directly.** Cluster and Sentinel are not supported yet, nor is TLS. A connection pooler in between would mix
-//!   up whose connection is whose.
+//! * **One server, reached directly.** Cluster and Sentinel are not supported yet. A connection pooler in between would mix up whose
+//!   connection is whose.
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `blocking` | the same without an async runtime |
+//! | `metrics` | counts and times for the `metrics` facade: below |
+//! | `testing` | a server in memory, for the tests of what uses this crate |
+//! | `tls` | `valkeys://` and `rediss://` URLs, [`Builder::ca_certificates`](Builder), [`Builder::client_certificate`](Builder) |
+//!
+//! None is on unless asked for: a plain connection needs none of them.
+//!
+//! # What can be watched
+//!
+//! [`Flock::events`] is for programs. For people there is `tracing`: a span `flock.acquire` for each acquisition (`key`, `owner`, `token`,
+//! `outcome`), a span `flock.hold` for each hold (`key`, `token`, `ended`) with its renewals as events at debug, a loss as a warning. With
+//! the feature `metrics` also:
+//!
+//! | metric | kind | labels | watch for |
+//! |---|---|---|---|
+//! | `flock_client_acquire_total` | counter | `outcome` | less than 95 % `acquired` |
+//! | `flock_client_acquire_seconds` | histogram | `outcome` | p50 above 1 ms, p99 above 5 ms where nobody has to wait |
+//! | `flock_client_acquire_retries_total` | counter | | two for one acquisition |
+//! | `flock_client_held` | gauge | | |
+//! | `flock_client_hold_seconds` | histogram | | |
+//! | `flock_client_renew_failures_total` | counter | | any |
+//! | `flock_client_release_failures_total` | counter | | any |
+//! | `flock_client_lost_total` | counter | `reason` | any `expired` |
+//! | `flock_client_connections_total` | counter | `link` | more than one for each client |
+//!
+//! An outcome is one of `acquired`, `busy`, `timed_out`, `cancelled`, `unavailable`, `refused`, `not_durable`, `lost`, `bad_request` and
+//! `shut_down`; a reason, one of [`LossReason`] in lower case. Neither URLs nor passwords are told anywhere.
 //!
 //! # Where to read
 //!
@@ -49,8 +96,12 @@
 #![forbid(unsafe_code)]
 
 mod acquire;
+mod admin;
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod client;
 mod clock;
+mod dialer;
 mod engine;
 pub mod error;
 mod event;
@@ -60,13 +111,20 @@ mod jitter;
 mod keepalive;
 mod link;
 mod lock;
+mod observe;
+mod replicas;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiters;
 mod wire;
 
+pub use admin::{AdminError, HeldLock, Holder, HolderState, LockInfo, Locks, Stats, Waiting};
 pub use client::{Builder, Flock, ShutdownTimedOut};
 pub use error::{AcquireError, ConnectError, HoldError, LossReason, RunError, ServerError};
 pub use event::{Event, Events};
-pub use flock_core::Token;
 pub use flock_core::wire::error::ErrorCode;
+pub use flock_core::{Mode, Token};
 pub use guard::{Guard, GuardSet, Released};
 pub use lock::{Lock, LockAll, WaitMode};

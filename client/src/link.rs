@@ -11,10 +11,11 @@
 //! What was sent over a connection that is given up may still be on its way: the server would carry it out after what is sent over the
 //! next one. So the next one begins by killing its predecessor: then the server reads nothing more from it. It is named by number *and*
 //! address as the server sees them, so that after a restart of the server, which counts from 1 again, nobody else is hit. A user that
-//! may not do that falls back on the claim, which bounds what a late request costs.
+//! may not do that, or comes over a Unix socket, falls back on the claim, which bounds what a late request costs.
 //!
 //! Delays between attempts are random below a doubling, bounded ceiling: many clients cut off together do not return together.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,14 +23,16 @@ use std::time::Duration;
 use flock_core::Time;
 use flock_core::wire::error::ErrorCode;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::clock::Clock;
-use crate::error::{ServerError, Source};
+use crate::dialer::Dialer;
+use crate::error::{ConnectError, ServerError, Source};
 use crate::event::Event;
 use crate::jitter::{Backoff, Jitter};
+use crate::observe;
 
 /// Requests that may wait for the socket; more make their senders wait.
 const BUFFERED_MAX: usize = 1024;
@@ -107,7 +110,7 @@ struct Health {
 
 pub(crate) struct Link {
     config: LinkConfig,
-    client: Client,
+    dialer: Dialer,
     purpose: Purpose,
     clock: Clock,
     jitter: Arc<Jitter>,
@@ -130,7 +133,8 @@ pub(crate) struct Link {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     id: String,
-    address: String,
+    /// Never of a Unix socket: the server has one address for all its connections, so that it would tell nobody apart.
+    address: SocketAddr,
 }
 
 impl Identity {
@@ -141,8 +145,8 @@ impl Identity {
             Value::VerbatimString { text, .. } => text,
             _ => return None,
         };
-        let field = |name| text.split_whitespace().find_map(|field| field.strip_prefix(name)).map(str::to_owned);
-        Some(Self { id: field("id=")?, address: field("addr=")? })
+        let field = |name| text.split_whitespace().find_map(|field| field.strip_prefix(name));
+        Some(Self { id: field("id=")?.to_owned(), address: field("addr=")?.parse().ok()? })
     }
 }
 
@@ -155,7 +159,7 @@ impl std::fmt::Debug for Link {
 impl Link {
     pub(crate) fn new(
         config: LinkConfig,
-        client: Client,
+        dialer: Dialer,
         purpose: Purpose,
         clock: Clock,
         jitter: Arc<Jitter>,
@@ -163,7 +167,7 @@ impl Link {
     ) -> Arc<Self> {
         Arc::new(Self {
             config,
-            client,
+            dialer,
             purpose,
             clock,
             jitter,
@@ -191,7 +195,7 @@ impl Link {
     }
 
     /// Ends when the link is up; fails with the last trouble when it is not by `until`, and at once if the server refuses us.
-    pub(crate) async fn first_up(&self, until: Instant) -> Result<(), CallError> {
+    pub(crate) async fn first_up(&self, until: Instant) -> Result<(), ConnectError> {
         let refused = async {
             loop {
                 if let Some(error) = self.refusal() {
@@ -201,13 +205,21 @@ impl Link {
             }
         };
         tokio::select! {
-            up = self.up_by(until) => up.map(drop),
-            error = refused => Err(CallError::Server(error)),
+            up = self.up_by(until) => match up {
+                Ok(_) => Ok(()),
+                Err(CallError::NotSent(source) | CallError::Unanswered(source)) => Err(ConnectError::Unavailable(source)),
+                Err(CallError::Server(error)) => Err(ConnectError::Server(error)),
+            },
+            error = refused => Err(error),
         }
     }
 
     /// Sends a command, waiting for a connection if there is none, for as long as a reply may take.
-    pub(crate) async fn call<T>(&self, cmd: &Cmd, read: fn(&Value) -> Option<T>) -> Result<Answer<T>, CallError> {
+    pub(crate) async fn call<T>(
+        &self,
+        cmd: &Cmd,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Answer<T>, CallError> {
         let mut up = self.up_by(Instant::now() + self.config.response_timeout).await?;
         let sent = self.clock.now();
         let outcome = timeout(self.config.response_timeout, up.connection.send_packed_command(cmd)).await;
@@ -216,19 +228,20 @@ impl Link {
         Ok(Answer { reply, sent, pulse: up.pulse })
     }
 
-    /// Sends commands in one go; the replies are judged one by one.
+    /// Sends commands in one go; the replies are judged one by one, by their positions.
     pub(crate) async fn call_all<T>(
         &self,
         pipeline: &Pipeline,
         count: usize,
-        read: fn(&Value) -> Option<T>,
+        read: impl Fn(usize, &Value) -> Option<T>,
     ) -> Result<Answer<Vec<Result<T, CallError>>>, CallError> {
         let mut up = self.up_by(Instant::now() + self.config.response_timeout).await?;
         let sent = self.clock.now();
         let replies = up.connection.send_packed_commands(pipeline, 0, count);
         let outcome = timeout(self.config.response_timeout, replies).await;
         let replies = self.judge(&up, sent, outcome)?;
-        let reply = replies.iter().map(|reply| self.read(up.epoch, reply, read)).collect();
+        let each = |(position, reply)| self.read(up.epoch, reply, |reply| read(position, reply));
+        let reply = replies.iter().enumerate().map(each).collect();
         Ok(Answer { reply, sent, pulse: up.pulse })
     }
 
@@ -247,7 +260,7 @@ impl Link {
                     let up = Up { epoch, connection, pulse: Arc::default() };
                     up.pulse.beat(begun);
                     self.up.send_replace(Some(up.clone()));
-                    tracing::debug!(link = self.name(), epoch, "connected");
+                    observe::connected(self.name(), epoch);
                     let _ = self.events.send(Event::Connected { link: self.name() });
                     self.watch_over(up).await;
                     self.up.send_replace(None);
@@ -283,7 +296,7 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFERED_MAX)
             .set_push_sender(hear);
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = self.dialer.open(config).await?;
         self.replace_predecessor(&mut connection).await?;
         if let Purpose::Messages { channel, .. } = &self.purpose {
             connection.subscribe(channel).await?;
@@ -298,7 +311,7 @@ impl Link {
         requests.ignore_errors();
         requests.cmd("CLIENT").arg("INFO");
         if let Some(last) = &predecessor {
-            requests.cmd("CLIENT").arg("KILL").arg("ID").arg(&last.id).arg("ADDR").arg(&last.address);
+            requests.cmd("CLIENT").arg("KILL").arg("ID").arg(&last.id).arg("ADDR").arg(last.address.to_string());
         }
         let count = 1 + usize::from(predecessor.is_some());
         let replies = connection.send_packed_commands(&requests, 0, count).await?;
@@ -361,10 +374,14 @@ impl Link {
         CallError::NotSent(trouble.map_or_else(|| timed_out("not connected yet").into(), Into::into))
     }
 
-    /// The server's refusal to let us in, if that was the last trouble and will be so again.
-    fn refusal(&self) -> Option<ServerError> {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        trouble.as_ref().and_then(|error| server_error(error)).filter(|error| !error.is_retryable())
+    /// Why there is no connection, if that was the last trouble and will be so again.
+    fn refusal(&self) -> Option<ConnectError> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        #[cfg(feature = "tls")]
+        if crate::tls::is_distrust(&trouble) {
+            return Some(ConnectError::Tls(trouble.into()));
+        }
+        server_error(&trouble).filter(|error| !error.is_retryable()).map(ConnectError::Server)
     }
 
     fn judge<T>(
@@ -393,7 +410,7 @@ impl Link {
         }
     }
 
-    fn read<T>(&self, epoch: u64, reply: &Value, read: fn(&Value) -> Option<T>) -> Result<T, CallError> {
+    fn read<T>(&self, epoch: u64, reply: &Value, read: impl FnOnce(&Value) -> Option<T>) -> Result<T, CallError> {
         if let Value::ServerError(error) = reply {
             let message = error.details().unwrap_or_default();
             return Err(CallError::Server(ServerError::new(error.code(), message)));
@@ -445,9 +462,12 @@ mod tests {
     #[test]
     fn identity_is_read_from_what_the_server_says() {
         let reply = Value::BulkString(b"id=7 addr=127.0.0.1:5 laddr=127.0.0.1:6379 fd=8 name= sub=0".to_vec());
-        let identity = Identity { id: "7".into(), address: "127.0.0.1:5".into() };
+        let identity = Identity { id: "7".into(), address: SocketAddr::from(([127, 0, 0, 1], 5)) };
         assert_eq!(Identity::parse(&reply), Some(identity));
         assert_eq!(Identity::parse(&Value::Okay), None);
         assert_eq!(Identity::parse(&Value::BulkString(b"name=x".to_vec())), None);
+        assert_eq!(Identity::parse(&Value::BulkString(b"id=7 addr=/run/valkey.sock:0 name=".to_vec())), None);
+        let reply = Value::BulkString(b"id=7 addr=[::1]:5 name=".to_vec());
+        assert_eq!(Identity::parse(&reply).map(|it| it.address.to_string()).as_deref(), Some("[::1]:5"));
     }
 }

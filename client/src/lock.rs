@@ -1,5 +1,6 @@
 //! How a lock is asked for: [`Lock`], and [`LockAll`] for several at once.
 
+use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -12,6 +13,8 @@ use crate::acquire::{self, Patience, Request};
 use crate::client::Flock;
 use crate::error::{AcquireError, RunError};
 use crate::guard::{Guard, GuardSet};
+use crate::observe::Acquisition;
+use crate::replicas::Acknowledgement;
 
 /// How a client learns that its turn has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +30,8 @@ pub enum WaitMode {
 
 /// A lock that is about to be asked for. Awaiting it acquires; so does [`Lock::try_acquire`] or [`Lock::run`].
 ///
-/// What it can be told, in any order: how to hold it ([`shared`](Lock::shared), [`limit`](Lock::limit)), how long
+/// What it can be told, in any order: how to hold it ([`shared`](Lock::shared), [`limit`](Lock::limit),
+/// [`reentrant`](Lock::reentrant)), how long
 /// ([`lease`](Lock::lease), [`max_hold`](Lock::max_hold), [`keep_alive`](Lock::keep_alive), [`session`](Lock::session)), and how to wait
 /// ([`wait`](Lock::wait), [`wait_mode`](Lock::wait_mode)).
 ///
@@ -44,6 +48,7 @@ impl Lock {
     pub(crate) fn new(flock: Flock, key: &[u8]) -> Self {
         let request = Request {
             key: key.into(),
+            reentrant: None,
             lease: flock.lease_default(),
             mode: Mode::Exclusive,
             limit: None,
@@ -52,6 +57,7 @@ impl Lock {
             keep_alive: true,
             max_hold: None,
             session: None,
+            acknowledgement: None,
             patience: Patience::Forever,
             polls: false,
         };
@@ -87,6 +93,37 @@ impl Lock {
     pub fn limit(mut self, holders: NonZeroU32) -> Self {
         self.request.mode = Mode::Shared;
         self.request.limit = Some(holders);
+        self
+    }
+
+    /// As a re-entrant lock: `owner` may acquire it again while it holds it, at once, under the same token. Each acquisition is a handle
+    /// of its own, and the lock is free when every handle is released, dropped, or leaked and over.
+    ///
+    /// The owner stands for whoever may be in the lock together: a job, a request, a task and what it calls. Its handles may be in one
+    /// process or in several that know its name; take one that nobody else takes by chance, as a UUID. Who knows it is let in.
+    ///
+    /// ```no_run
+    /// # async fn example(flock: flock_client::Flock) -> Result<(), Box<dyn std::error::Error>> {
+    /// let outer = flock.lock("account:1").reentrant("transfer:77").await?;
+    /// let inner = flock.lock("account:1").reentrant("transfer:77").await?; // in a function that knows nothing of `outer`
+    /// assert_eq!(outer.token(), inner.token());
+    /// inner.release().await?; // still held
+    /// outer.release().await?; // free
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// * The lease lasts as long as the handle wants that wants it longest. A hold that is lost is lost for all its handles: those of
+    ///   the client that acquired last are told, others learn it by their next renewal, at a third of the lease.
+    /// * What a process that died held of it is given back by nobody: the lock is then free when the lease is over that the last of the
+    ///   others asked for.
+    /// * Requests of one owner that wait at the same time share one place in the queue; the newest says for how long.
+    /// * A request that reaches the server when its connection is dead costs the lease and not [`Builder::claim`](crate::Builder::claim).
+    /// * All handles of one owner are to come from this crate: a bare `FLOCK.RENEW` or a `CLAIM` in the owner's name cuts their lease.
+    /// * It is exclusive, and has no session: [`Lock::shared`], [`Lock::limit`] and [`Lock::session`] are refused beside it, and so are
+    ///   conversions. At most 64 handles at once, unless the server is configured otherwise.
+    pub fn reentrant(mut self, owner: impl AsRef<[u8]>) -> Self {
+        self.request.reentrant = Some(owner.as_ref().into());
         self
     }
 
@@ -126,11 +163,26 @@ impl Lock {
         self
     }
 
+    /// The grant counts only if at least this many replicas acknowledge within this time that they have it (`WAIT` of the server); else
+    /// the acquisition fails with [`AcquireError::NotDurable`], and the lock is given back.
+    ///
+    /// A grant that a replica has is not lost by a failover *to that replica*. Only if the replicas that may be promoted are among those
+    /// that acknowledged is no failover able to grant twice: with `n` replicas, any of which may be promoted, ask for `n`. It is about the
+    /// grant, not about an upgrade later on. The token covers the rest, if the storage checks it.
+    ///
+    /// `within` is rounded up to whole milliseconds, and counts from the grant, beside [`Lock::wait`]. It costs the round trip from the
+    /// server to its replicas and one from here, over a connection that no renewal waits behind. Not for re-entrant locks.
+    pub fn acknowledged_by(mut self, replicas: u32, within: Duration) -> Self {
+        self.request.acknowledgement = Some(Acknowledgement { replicas, within });
+        self
+    }
+
     /// Acquires the lock if nobody is in the way; `None` if somebody holds it or waits for it. One round trip.
     ///
     /// # Errors
     /// [`AcquireError::Unavailable`] if the server gave no answer within the operation timeout, [`AcquireError::Server`] if it
-    /// refused, [`AcquireError::Config`] for a value that makes no sense.
+    /// refused, [`AcquireError::Config`] for a value that makes no sense, [`AcquireError::NotDurable`] as
+    /// [`Lock::acknowledged_by`] says.
     ///
     /// # Cancel safety
     /// As [`Lock`].
@@ -142,7 +194,8 @@ impl Lock {
     /// Acquires the lock, runs `work` under it, and releases it after that.
     ///
     /// `work` gets the fencing token, for the storage to check. If the lock is lost, `work` is dropped at its next await; a
-    /// process that was stopped finds that out before it goes on. What happens between two awaits is not interrupted.
+    /// process that was stopped finds that out before it goes on. What happens between two awaits is not interrupted, and an await that is
+    /// ready at once is none.
     ///
     /// # Errors
     /// [`RunError::Acquire`] if `work` was not begun, [`RunError::Lost`] if it was not finished under the lock.
@@ -161,10 +214,14 @@ impl Lock {
     }
 
     async fn acquire(mut self) -> Result<Option<Guard>, AcquireError> {
-        self.request.polls |= !self.flock.engine().listens;
         let engine = self.flock.engine();
-        check(&self.request, engine.grace_min)?;
-        let held = engine.ask(acquire::acquire(engine.clone(), self.request)).await;
+        self.request.polls |= !engine.listens;
+        let acquisition = Acquisition::begin(&engine.clock, &self.request.key);
+        if let Err(error) = check(&self.request, engine.grace_min) {
+            acquisition.failed(&error);
+            return Err(error);
+        }
+        let held = engine.ask(acquire::acquire(engine.clone(), self.request, acquisition)).await;
         let held = held.map_err(|_| AcquireError::ShutDown)??;
         Ok(held.map(|held| Guard::new(held, self.flock)))
     }
@@ -184,6 +241,25 @@ fn check(request: &Request, grace_min: Duration) -> Result<(), AcquireError> {
             format!("the session's grace is below {grace_min:?}: two heartbeats and a response timeout").into(),
         );
     }
+    if request.acknowledgement.is_some_and(|asked| asked.replicas == 0 || asked.within.is_zero()) {
+        return wrong("acknowledged by no replicas, or within no time".into());
+    }
+    if let Some(owner) = &request.reentrant {
+        let max = Limits::DEFAULT.owner_max_bytes;
+        if owner.is_empty() || owner.len() > max {
+            return wrong(format!("the owner has no bytes, or more than {max}").into());
+        }
+        if request.mode == Mode::Shared {
+            return wrong("a re-entrant lock is exclusive".into());
+        }
+        if request.acknowledgement.is_some() {
+            // Extending its lease may write nothing, and WAIT answers for writes.
+            return wrong("a re-entrant lock is not acknowledged by replicas".into());
+        }
+        if request.session.is_some() {
+            return wrong("a re-entrant lock has no session: its handles may be on several connections".into());
+        }
+    }
     let max = Limits::DEFAULT.label_max_bytes;
     match &request.label {
         Some(label) if label.len() > max => wrong(format!("the label is longer than {max} bytes").into()),
@@ -201,26 +277,67 @@ impl IntoFuture for Lock {
     }
 }
 
-/// Several locks that are about to be asked for, all or nothing. Awaiting it acquires.
+/// Several locks that are about to be asked for, all or nothing. Awaiting it acquires; so does [`LockAll::try_acquire`].
 ///
 /// The keys are asked for in sorted order, one after the other, so that two callers cannot wait for each other. One deadline counts
-/// for all. If one cannot be had, those that were are released.
+/// for all. What is held already is kept alive while the next is waited for. If one cannot be had, or one is lost meanwhile, those
+/// that were acquired are released.
+///
+/// ```no_run
+/// # async fn example(flock: flock_client::Flock) -> Result<(), flock_client::AcquireError> {
+/// let transfer = flock.lock_all(["account:1", "account:2"]).and_shared(["tariff"]);
+/// let guards = transfer.wait(std::time::Duration::from_secs(3)).await?;
+/// # drop(guards);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Cancel safety
 /// Dropping the future releases everything in the background.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is awaited"]
 pub struct LockAll {
+    /// What counts for each: all but the key, the mode and the limit.
     template: Lock,
-    keys: Vec<Vec<u8>>,
+    parts: BTreeMap<Box<[u8]>, Share>,
+}
+
+/// How one of several locks is to be held. A key that is named twice is locked once, in the way that admits fewer others: so the
+/// order of these is that of how much they admit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Share {
+    Exclusive,
+    Limited(NonZeroU32),
+    Shared,
 }
 
 impl LockAll {
     pub(crate) fn new(flock: Flock, keys: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
-        let mut keys: Vec<_> = keys.into_iter().map(|key| key.as_ref().to_vec()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        Self { template: Lock::new(flock, b""), keys }
+        Self { template: Lock::new(flock, b""), parts: BTreeMap::new() }.and(keys, Share::Exclusive)
+    }
+
+    /// These too, shared with other shared holders.
+    pub fn and_shared(self, keys: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
+        self.and(keys, Share::Shared)
+    }
+
+    /// These too, each shared by at most `holders`; see [`Lock::limit`].
+    pub fn and_limited(self, keys: impl IntoIterator<Item = impl AsRef<[u8]>>, holders: NonZeroU32) -> Self {
+        self.and(keys, Share::Limited(holders))
+    }
+
+    fn and(mut self, keys: impl IntoIterator<Item = impl AsRef<[u8]>>, share: Share) -> Self {
+        for key in keys {
+            let part = self.parts.entry(key.as_ref().into()).or_insert(share);
+            *part = share.min(*part);
+        }
+        self
+    }
+
+    /// All that were named so far are shared, whatever was said before.
+    pub fn shared(mut self) -> Self {
+        self.parts.values_mut().for_each(|share| *share = Share::Shared);
+        self
     }
 
     /// As [`Lock::lease`], for each.
@@ -229,15 +346,9 @@ impl LockAll {
         self
     }
 
-    /// Wait for at most this long, for all of them together.
+    /// Wait for at most this long, for all of them together, then fail with [`AcquireError::TimedOut`]. Zero only tries.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.template = self.template.wait(wait);
-        self
-    }
-
-    /// As [`Lock::shared`], for each.
-    pub fn shared(mut self) -> Self {
-        self.template = self.template.shared();
         self
     }
 
@@ -247,18 +358,67 @@ impl LockAll {
         self
     }
 
-    async fn acquire(self) -> Result<GuardSet, AcquireError> {
-        let begun = std::time::Instant::now();
-        let mut guards = Vec::with_capacity(self.keys.len());
-        for key in self.keys {
+    /// As [`Lock::max_hold`], for each, counted from its own grant.
+    pub fn max_hold(mut self, most: Duration) -> Self {
+        self.template = self.template.max_hold(most);
+        self
+    }
+
+    /// As [`Lock::acknowledged_by`], for each.
+    pub fn acknowledged_by(mut self, replicas: u32, within: Duration) -> Self {
+        self.template = self.template.acknowledged_by(replicas, within);
+        self
+    }
+
+    /// As [`Lock::session`], for each.
+    pub fn session(mut self, grace: Duration) -> Self {
+        self.template = self.template.session(grace);
+        self
+    }
+
+    /// Acquires them if nobody is in the way of any; `None` if somebody is. One round trip for each.
+    ///
+    /// # Errors
+    /// As [`Lock::try_acquire`].
+    ///
+    /// # Cancel safety
+    /// As [`LockAll`].
+    pub async fn try_acquire(mut self) -> Result<Option<GuardSet>, AcquireError> {
+        self.template.request.patience = Patience::Try;
+        self.acquire().await
+    }
+
+    async fn acquire(self) -> Result<Option<GuardSet>, AcquireError> {
+        let engine = self.template.flock.engine().clone();
+        let deadline = match self.template.request.patience {
+            Patience::AtMost(wait) => Some(engine.after(wait)),
+            Patience::Try | Patience::Forever => None,
+        };
+        let mut set = GuardSet::new(Vec::with_capacity(self.parts.len()));
+        for (key, share) in self.parts {
             let mut lock = self.template.clone();
-            lock.request.key = key.into();
-            if let Patience::AtMost(wait) = lock.request.patience {
-                lock = lock.wait(wait.saturating_sub(begun.elapsed()));
+            lock.request.key = key;
+            (lock.request.mode, lock.request.limit) = match share {
+                Share::Exclusive => (Mode::Exclusive, None),
+                Share::Limited(holders) => (Mode::Shared, Some(holders)),
+                Share::Shared => (Mode::Shared, None),
+            };
+            if let Some(deadline) = deadline {
+                let left = engine.clock.until(deadline);
+                if left.is_zero() {
+                    return Err(AcquireError::TimedOut);
+                }
+                lock.request.patience = Patience::AtMost(left);
             }
-            guards.push(lock.await?);
+            let acquired = set.keep(lock.acquire()).await;
+            let acquired =
+                acquired.map_err(|(lost, reason)| AcquireError::Lost { key: lost.key().to_vec(), reason })?;
+            match acquired? {
+                Some(guard) => set.push(guard),
+                None => return Ok(None),
+            }
         }
-        Ok(GuardSet::new(guards))
+        Ok(Some(set))
     }
 }
 
@@ -267,6 +427,7 @@ impl IntoFuture for LockAll {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.acquire())
+        // `None` is for tries only.
+        Box::pin(async { self.acquire().await?.ok_or(AcquireError::TimedOut) })
     }
 }

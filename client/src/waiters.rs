@@ -3,6 +3,8 @@
 //! An acquisition is listed from before its first request until its hold has ended, so no message finds nobody because it was quick.
 //! A grant that nobody here waits for any more (the future was dropped, and the cancellation came second) is returned to the caller,
 //! who gives it back: a hold that nobody knows of must not last.
+//!
+//! Messages name the owner. Usually that is one acquisition; an owner that its user has named may have several, and all of them hear.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +23,8 @@ pub(crate) enum News {
     Granted(Token),
     TimedOut,
     Ended(EndReason),
+    /// Another request of the same owner has left, and perhaps the place in the queue with it.
+    AskAgain,
 }
 
 /// A request that waits. The newest news replaces older ones: a grant that was superseded by an end is no grant.
@@ -70,37 +74,76 @@ pub(crate) enum Heard {
     Lost(Arc<Hold>, LossReason),
 }
 
+/// A lock's key, and an owner that its user has named.
+pub(crate) type Shared = (Box<[u8]>, Box<[u8]>);
+
+#[derive(Debug, Default)]
+struct Listed {
+    by_number: HashMap<u64, Party>,
+    /// The numbers of the acquisitions of each named owner, and the other way round.
+    by_owner: HashMap<Shared, Vec<u64>>,
+    owners: HashMap<u64, Shared>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Parties {
-    by_number: Mutex<HashMap<u64, Party>>,
+    listed: Mutex<Listed>,
 }
 
 impl Parties {
-    pub(crate) fn wait(&self, number: u64) -> Arc<Waiter> {
+    /// Lists an acquisition; with its owner, if messages to that are for others too.
+    pub(crate) fn wait(&self, number: u64, shared: Option<Shared>) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::default());
-        self.lock().insert(number, Party::Waiter(Arc::clone(&waiter)));
+        let mut listed = self.lock();
+        listed.by_number.insert(number, Party::Waiter(Arc::clone(&waiter)));
+        if let Some(shared) = shared {
+            listed.by_owner.entry(shared.clone()).or_default().push(number);
+            listed.owners.insert(number, shared);
+        }
         waiter
     }
 
-    /// The waiter becomes a holder. A loss that was told meanwhile counts.
-    pub(crate) fn hold(&self, hold: &Arc<Hold>) {
-        let before = self.lock().insert(hold.number, Party::Holder(Arc::clone(hold)));
-        if let Some(Party::Waiter(waiter)) = before {
-            let lost = waiter.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some((_, reason)) = lost.filter(|(token, _)| *token >= hold.token()) {
-                hold.lose(reason);
+    /// The waiter becomes a holder. A loss that was told meanwhile counts, and is returned.
+    pub(crate) fn hold(&self, hold: &Arc<Hold>) -> Option<LossReason> {
+        let before = self.lock().by_number.insert(hold.name.number, Party::Holder(Arc::clone(hold)));
+        let Some(Party::Waiter(waiter)) = before else { return None };
+        let lost = waiter.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (_, reason) = lost.filter(|(token, _)| *token >= hold.token())?;
+        hold.lose(reason).then_some(reason)
+    }
+
+    pub(crate) fn leave(&self, number: u64) {
+        let mut listed = self.lock();
+        listed.by_number.remove(&number);
+        let Some(shared) = listed.owners.remove(&number) else { return };
+        if let Some(numbers) = listed.by_owner.get_mut(&shared) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                listed.by_owner.remove(&shared);
             }
         }
     }
 
-    pub(crate) fn leave(&self, number: u64) {
-        self.lock().remove(&number);
+    /// The acquisitions of a named owner.
+    pub(crate) fn of_owner(&self, key: &[u8], owner: &[u8]) -> Vec<u64> {
+        self.lock().by_owner.get(&(key.into(), owner.into())).cloned().unwrap_or_default()
+    }
+
+    /// Makes those of a named owner who wait ask again.
+    pub(crate) fn ask_again(&self, key: &[u8], owner: &[u8]) {
+        let numbers = self.of_owner(key, owner);
+        let listed = self.lock();
+        for number in numbers {
+            if let Some(Party::Waiter(waiter)) = listed.by_number.get(&number) {
+                waiter.put(News::AskAgain);
+            }
+        }
     }
 
     /// Everything that is held, for the client's end.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        let holds = self.lock();
-        holds
+        self.lock()
+            .by_number
             .values()
             .filter_map(|party| match party {
                 Party::Holder(hold) => Some(Arc::clone(hold)),
@@ -110,12 +153,12 @@ impl Parties {
     }
 
     pub(crate) fn anybody_waits(&self) -> bool {
-        self.lock().values().any(|party| matches!(party, Party::Waiter(_)))
+        self.lock().by_number.values().any(|party| matches!(party, Party::Waiter(_)))
     }
 
     pub(crate) fn hear(&self, number: u64, message: &OwnerMessage<'_>) -> Heard {
-        let parties = self.lock();
-        match (parties.get(&number), message.notice) {
+        let listed = self.lock();
+        match (listed.by_number.get(&number), message.notice) {
             (Some(Party::Waiter(waiter)), Notice::Granted { token, .. }) => waiter.put(News::Granted(token)),
             (Some(Party::Waiter(waiter)), Notice::TimedOut) => waiter.put(News::TimedOut),
             (Some(Party::Waiter(waiter)), Notice::Ended(reason)) => waiter.put(News::Ended(reason)),
@@ -138,15 +181,17 @@ impl Parties {
         Heard::Nothing
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Party>> {
-        self.by_number.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Listed> {
+        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hold::{Grant, Keeping};
+    use crate::clock::Clock;
+    use crate::hold::{Grant, Keeping, Name};
+    use crate::observe::Holding;
     use flock_core::{Millis, Time};
 
     fn token(number: u64) -> Token {
@@ -168,14 +213,16 @@ mod tests {
     fn hold(held: u64) -> Arc<Hold> {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends: None };
         let grant = Grant { token: token(held), believed_until: Time::NEVER, confirmed: true };
-        Arc::new(Hold::new(1, (*b"k").into(), (*b"o").into(), keeping, None, grant))
+        let name = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
+        let holding = Holding::begin(&Clock::Boottime, b"k", grant.token, &tracing::Span::none());
+        Arc::new(Hold::new(name, keeping, None, grant, holding))
     }
 
     #[test]
     fn grant_that_nobody_waits_for_is_returned() {
         let parties = Parties::default();
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Stray(stray) if stray == token(7)));
-        parties.wait(1);
+        parties.wait(1, None);
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Nothing));
         parties.leave(1);
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Stray(_)));
@@ -184,29 +231,46 @@ mod tests {
     #[test]
     fn loss_told_before_the_hold_is_listed_counts() {
         let parties = Parties::default();
-        parties.wait(1);
+        parties.wait(1, None);
         parties.hear(1, &lost(7));
         let hold = hold(7);
-        parties.hold(&hold);
+        assert_eq!(parties.hold(&hold), Some(LossReason::Revoked));
         assert_eq!(hold.loss(Time::ZERO), Some(LossReason::Revoked));
     }
 
     #[test]
     fn loss_of_an_earlier_token_of_this_acquisition_does_not_count() {
         let parties = Parties::default();
-        parties.wait(1);
+        parties.wait(1, None);
         parties.hear(1, &lost(6));
         let hold = hold(7);
-        parties.hold(&hold);
+        assert_eq!(parties.hold(&hold), None);
         assert!(matches!(parties.hear(1, &lost(6)), Heard::Nothing));
         assert_eq!(hold.loss(Time::ZERO), None);
         assert!(matches!(parties.hear(1, &lost(7)), Heard::Lost(..)));
     }
 
+    #[test]
+    fn acquisitions_of_a_named_owner_are_found_until_they_leave() {
+        let parties = Parties::default();
+        let shared: Shared = ((*b"k").into(), (*b"o").into());
+        let waiter = parties.wait(1, Some(shared.clone()));
+        parties.wait(2, Some(shared));
+        parties.wait(3, None);
+        assert_eq!(parties.of_owner(b"k", b"o"), [1, 2]);
+        assert!(parties.of_owner(b"other", b"o").is_empty());
+        parties.leave(2);
+        parties.ask_again(b"k", b"o");
+        assert_eq!(waiter.take(), Some(News::AskAgain));
+        parties.leave(1);
+        assert!(parties.of_owner(b"k", b"o").is_empty());
+        assert!(parties.lock().by_owner.is_empty() && parties.lock().owners.is_empty());
+    }
+
     #[tokio::test]
     async fn news_that_came_first_is_not_missed() {
         let parties = Parties::default();
-        let waiter = parties.wait(1);
+        let waiter = parties.wait(1, None);
         parties.hear(1, &granted(7));
         assert_eq!(waiter.news().await, News::Granted(token(7)));
         assert_eq!(waiter.take(), None);

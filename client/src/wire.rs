@@ -1,11 +1,14 @@
-//! Commands out, replies in. Beside this file only [`crate::link`] and [`crate::client`] know types of the `redis` crate.
+//! Commands out, replies in. Beside this file only those that have to do with connections know types of the `redis` crate:
+//! [`crate::client`], [`crate::dialer`], [`crate::link`], [`crate::replicas`], and TLS.
 //!
 //! The arguments come from flock-core, where the server's parser is; a reply that is not exactly one of those documented is no reply:
 //! the connection it came on is out of step, and is dropped.
 
-use flock_core::Token;
 use flock_core::wire::command::Command;
+use flock_core::{Acquire, Millis, Renew, Token};
 use redis::{Cmd, Pipeline, Value};
+
+use crate::hold::Name;
 
 /// What ACQUIRE answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +26,11 @@ pub(crate) fn command<'a, C: Command<'a>>(request: &C) -> Cmd {
     cmd
 }
 
-pub(crate) fn pipeline<'a, C: Command<'a>>(requests: impl IntoIterator<Item = C>) -> Pipeline {
+pub(crate) fn pipeline(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
     let mut pipeline = redis::pipe();
     pipeline.ignore_errors(); // each reply is judged by itself
-    for request in requests {
-        pipeline.add_command(command(&request));
+    for command in commands {
+        pipeline.add_command(command);
     }
     pipeline
 }
@@ -44,6 +47,30 @@ pub(crate) fn acquired(reply: &Value) -> Option<Acquired> {
     }
 }
 
+/// The renewal of a hold.
+///
+/// RENEW replaces the lease. A re-entrant handle must not cut what its owner's other handles believe in: its renewal is a conversion to
+/// the mode that the hold has, which extends the lease, never shortens it, and never grants anew.
+pub(crate) fn renewal(name: &Name, lease: Millis, token: Option<Token>) -> Cmd {
+    let Name { key, owner, id, .. } = name;
+    match (id, token) {
+        (Some(_), Some(token)) => command(&Acquire { convert: Some(token), ..Acquire::new(key, owner, lease) }),
+        _ => command(&Renew { key, owner, lease, token }),
+    }
+}
+
+/// Whether the answer to that renewal says that the hold is kept.
+pub(crate) fn renewed(name: &Name, token: Option<Token>, reply: &Value) -> Option<bool> {
+    match (&name.id, token) {
+        (Some(_), Some(token)) => match acquired(reply)? {
+            Acquired::Granted(granted) => Some(granted == token),
+            Acquired::Busy => Some(false),
+            Acquired::Queued => None,
+        },
+        _ => yes_or_no(reply),
+    }
+}
+
 /// What RELEASE and RENEW answer.
 pub(crate) fn yes_or_no(reply: &Value) -> Option<bool> {
     match reply {
@@ -56,7 +83,22 @@ pub(crate) fn yes_or_no(reply: &Value) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flock_core::{Acquire, Millis, Wait};
+    use flock_core::Wait;
+
+    #[test]
+    fn reentrant_handle_is_renewed_without_cutting_its_lease() {
+        let (seven, eight) = (Token::new(7), Token::new(8));
+        let plain = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
+        let handle = Name { id: Some((*b"i").into()), ..plain.clone() };
+        let packed = |name| String::from_utf8(renewal(name, Millis(5), seven).get_packed_command()).unwrap();
+        assert!(packed(&plain).contains("FLOCK.RENEW") && packed(&plain).contains("TOKEN"));
+        assert!(packed(&handle).contains("FLOCK.ACQUIRE") && packed(&handle).contains("CONVERT"));
+        assert_eq!(renewed(&plain, seven, &Value::Int(1)), Some(true));
+        assert_eq!(renewed(&plain, seven, &Value::Int(7)), None);
+        assert_eq!(renewed(&handle, seven, &Value::Int(7)), Some(true));
+        assert_eq!(renewed(&handle, eight, &Value::Int(7)), Some(false));
+        assert_eq!(renewed(&handle, seven, &Value::Nil), Some(false));
+    }
 
     #[test]
     fn command_is_what_the_servers_parser_reads() {

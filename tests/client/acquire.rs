@@ -11,7 +11,7 @@ use flock_tests::resp::Protocol;
 use flock_tests::server::Builder;
 
 use crate::scene::{
-    SOON, assert_in_time, held, held_and_waiting, is_current, ms, on, quick, revoke, settled,
+    SOON, assert_in_time, held, held_and_waiting, is_current, ms, on, quick, revoke, settled, wait_until_called,
     wait_until_nothing_is_left, wait_until_waiting,
 };
 
@@ -109,10 +109,10 @@ fn wait_ends_at_its_deadline(builder: Builder) {
 }
 
 fn polling_acquires_too(builder: Builder) {
-    on(&builder, async |_, flock: Flock| {
+    on(&builder, async |server, flock: Flock| {
         let first = held(&flock, "k").await;
         let waiting = tokio::spawn(flock.lock("k").wait_mode(WaitMode::Poll).wait(SOON).into_future());
-        tokio::time::sleep(ms(50)).await;
+        wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 2);
         drop(first);
         assert!(waiting.await.unwrap().unwrap().is_valid());
     });
@@ -249,7 +249,7 @@ fn user_without_pubsub_polls(builder: Builder) {
         let flock = Flock::builder(&url).without_pubsub().connect().await.unwrap();
         let first = held(&flock, "k").await;
         let waiting = tokio::spawn(held(&flock, "k"));
-        tokio::time::sleep(ms(50)).await;
+        wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 2);
         assert_eq!(held_and_waiting(&server), (1, 0));
         first.release().await.unwrap();
         assert!(waiting.await.unwrap().is_valid());

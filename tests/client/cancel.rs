@@ -1,18 +1,17 @@
 //! What is dropped leaves nothing behind: no hold, and no place in a queue.
 
-use std::future::IntoFuture;
-use std::pin::pin;
+use std::future::{Future, IntoFuture};
 use std::time::{Duration, Instant};
 
 use flock_client::{AcquireError, Flock};
 use flock_tests::on_own_servers;
 use flock_tests::random::Random;
 use flock_tests::server::Builder;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::scene::{
-    SOON, assert_kept, connect, held, held_and_waiting, ms, on, quick, runtime, wait_until_nothing_is_left,
-    wait_until_waiting,
+    SOON, assert_in_time, assert_kept, connect, held, held_and_waiting, long_tier, ms, on, quick, runtime,
+    until_waiting, wait_until_nothing_is_left, wait_until_waiting,
 };
 
 on_own_servers![
@@ -20,7 +19,7 @@ on_own_servers![
     guard_dropped_on_a_plain_thread_releases,
     guard_dropped_while_panicking_releases,
     dropped_wait_leaves_the_queue,
-    thousand_random_drops_leave_nothing,
+    random_drops_leave_nothing,
     runtime_that_shuts_down_with_guards_leaves_nothing,
     single_threaded_runtime_that_shuts_down_with_guards_leaves_nothing,
     last_guard_keeps_the_client_alive,
@@ -61,29 +60,36 @@ fn dropped_wait_leaves_the_queue(builder: Builder) {
     });
 }
 
-fn thousand_random_drops_leave_nothing(builder: Builder) {
-    // Eight tasks on three keys drop their futures and guards at random points. At the end nothing is held, nobody waits, and
-    // every key can be locked at once: leases and waits are so long that nothing ends by itself.
+fn random_drops_leave_nothing(builder: Builder) {
+    // Eight tasks on three keys drop their futures and guards at random points. At the end nothing is held and nobody waits, a round
+    // trip later; and every key can be locked at once: leases and waits are so long that nothing ends by itself.
     on(&builder, async |server, flock: Flock| {
+        let drops_each = if long_tier() { 500 } else { 125 };
         let mut tasks = Vec::new();
         for seed in 0..8 {
             let flock = flock.clone();
             tasks.push(tokio::spawn(async move {
                 let mut random = Random::from_seed(seed);
                 let mut granted = 0;
-                for _ in 0..125 {
+                for _ in 0..drops_each {
                     let key = random.pick(&["a", "b", "c"]);
                     let lock = flock.lock(key).lease(Duration::from_secs(600)).wait(Duration::from_secs(600));
-                    let lock = if random.one_in(3) { lock.shared() } else { lock };
-                    // From "polled once" to longer than a busy machine takes for an answer; timers count milliseconds.
-                    let doublings = random.below(6);
-                    let patience = Duration::from_millis(random.below(1 << doublings));
-                    if random.one_in(4) {
-                        let mut acquiring = pin!(lock.try_acquire());
-                        granted += i32::from(matches!(timeout(patience, &mut acquiring).await, Ok(Ok(Some(_)))));
-                    } else {
-                        granted += i32::from(timeout(patience, lock.into_future()).await.is_ok());
-                    }
+                    let lock = match random.below(6) {
+                        0 | 1 => lock.shared(),
+                        2 => lock.reentrant(format!("owner {}", random.below(2))),
+                        _ => lock,
+                    };
+                    // From "polled once" to longer than a busy machine takes for an answer.
+                    let doublings = random.below(16);
+                    let patience = Duration::from_micros(random.below(1 << doublings));
+                    let acquired = async {
+                        if random.one_in(4) {
+                            matches!(lock.try_acquire().await, Ok(Some(_)))
+                        } else {
+                            lock.await.is_ok()
+                        }
+                    };
+                    granted += i32::from(ends_within(patience, acquired).await == Some(true));
                 }
                 granted
             }));
@@ -92,13 +98,30 @@ fn thousand_random_drops_leave_nothing(builder: Builder) {
         for task in tasks {
             granted += task.await.unwrap();
         }
+        let began = Instant::now();
         wait_until_nothing_is_left(&server, SOON);
-        println!("1000 drops, {granted} of them of guards");
-        assert!((1..1000).contains(&granted), "the drops were not at random points: {granted}");
+        assert_in_time(began, began.elapsed(), ms(1000));
+        println!("{} drops, {granted} of them of guards, gone after {:?}", 8 * drops_each, began.elapsed());
+        assert!((1..8 * drops_each).contains(&granted), "the drops were not at random points: {granted}");
         for key in ["a", "b", "c"] {
             assert!(flock.lock(key).try_acquire().await.unwrap().is_some());
         }
     });
+}
+
+/// As `timeout`, to the microsecond: tokio's timers count milliseconds.
+async fn ends_within<T>(patience: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let end = Instant::now() + patience;
+    let over = async {
+        while Instant::now() < end {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        value = work => Some(value),
+        () = over => None,
+    }
 }
 
 fn runtime_that_shuts_down_with_guards_leaves_nothing(builder: Builder) {
@@ -123,7 +146,7 @@ fn leaves_nothing(builder: &Builder, runtime: tokio::runtime::Runtime) {
             let waiting = held(&flock, &format!("task {number}"));
             tokio::spawn(waiting);
         }
-        sleep(ms(50)).await;
+        until_waiting(&server, 20).await;
         let _guards = [held(&flock, "x").await, held(&flock, "y").await];
         assert_eq!(held_and_waiting(&server), (22, 20));
     });

@@ -2,14 +2,32 @@
 //!
 //! | file | promise |
 //! |---|---|
-//! | `acquire.rs` | locks, modes, waiting, several locks at once |
+//! | `acquire.rs` | locks, modes, waiting |
+//! | `several.rs` | several locks at once, conversion |
 //! | `hold.rs` | keep-alive, renewal, conversion, and every way to lose a hold |
+//! | `reentrant.rs` | several handles of one owner on one hold |
+//! | `blocking.rs` | the same client on plain threads |
+//! | `replicas.rs` | grants that count only when replicas have them |
+//! | `in_memory.rs` | the server in memory answers as the real one |
 //! | `cancel.rs` | what is dropped leaves nothing behind |
 //! | `faults.rs` | connections killed, silent, refused; servers restarted |
+//! | `process.rs` | a process that is stopped; Unix sockets |
+//! | `observe.rs` | spans, events and counts |
+//! | `tls.rs` | TLS: whom it trusts |
+//! | `apart.rs` | a process of its own for a test |
 //! | `scene.rs` | a server, a client, a bound on the time of each test |
 
 mod acquire;
+mod apart;
+mod blocking;
 mod cancel;
 mod faults;
 mod hold;
+mod in_memory;
+mod observe;
+mod process;
+mod reentrant;
+mod replicas;
 mod scene;
+mod several;
+mod tls;

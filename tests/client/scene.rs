@@ -22,6 +22,11 @@ pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// Whether the long tier runs, or more: the same tests, bigger.
+pub(crate) fn long_tier() -> bool {
+    std::env::var("FLOCK_TEST_TIER").is_ok_and(|tier| tier != "quick")
+}
+
 /// How late a thread that only sleeps 2 ms at a time woke up, and when. A machine with more to do than it can stops everybody for a
 /// while, the client's thread too: a bound on time then says nothing about the client.
 static STALLS: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
@@ -82,10 +87,23 @@ pub(crate) fn on<F: Future<Output = ()>>(builder: &server::Builder, test: impl F
 #[track_caller]
 pub(crate) fn within_bounds(test: impl Future<Output = ()>) {
     watch_the_machine();
-    let runtime = runtime();
+    let (runtime, began) = (runtime(), Instant::now());
     let done = runtime.block_on(async { timeout(TEST_WITHIN, test).await });
     runtime.shutdown_background();
-    assert!(done.is_ok(), "the test took longer than {TEST_WITHIN:?}");
+    let stalled = stalled_since(began);
+    assert!(
+        done.is_ok(),
+        "the test took longer than {TEST_WITHIN:?}; the longest stall was {stalled:?}, threads: {}",
+        threads()
+    );
+}
+
+/// The threads of this process with their states, to tell one that is stuck (R, D) from one that nobody has woken (S).
+fn threads() -> String {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    // "17 (flock-client) S ..."
+    stats.filter_map(|stat| stat.rsplit_once(')').map(|(name, rest)| format!("{name}){} ", &rest[..2]))).collect()
 }
 
 pub(crate) fn url(address: SocketAddr) -> String {
@@ -129,6 +147,27 @@ pub(crate) fn wait_until_nothing_is_left(server: &Server, within: Duration) {
 #[track_caller]
 pub(crate) fn wait_until_waiting(server: &Server, requests: i64) {
     wait_until(&format!("{requests} wait"), SOON, || held_and_waiting(server).1 == requests);
+}
+
+/// The same, where the runtime must go on meanwhile because it is the only thread that works.
+pub(crate) async fn until_waiting(server: &Server, requests: i64) {
+    let waiting = async {
+        while held_and_waiting(server).1 != requests {
+            tokio::time::sleep(ms(1)).await;
+        }
+    };
+    assert!(timeout(SOON, waiting).await.is_ok(), "waited {SOON:?} in vain until {requests} wait");
+}
+
+/// Waits until the server has been asked to do this at least so many times, by its own count.
+#[track_caller]
+pub(crate) fn wait_until_called(server: &Server, command: &str, times: i64) {
+    let field = format!("cmdstat_{command}");
+    wait_until(&format!("{command} was called {times} times"), SOON, || {
+        let stats = server.info("commandstats");
+        let calls = stats.get(&field).and_then(|stat| stat.strip_prefix("calls=")?.split(',').next()?.parse().ok());
+        calls.unwrap_or(0) >= times
+    });
 }
 
 /// Whether a current holder has this token.

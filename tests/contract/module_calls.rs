@@ -27,6 +27,7 @@ on_own_servers![
     call_as_the_user_needs_the_users_permissions,
     call_from_within_an_event_takes_its_turn,
     calls_of_modules_are_replicated_as_effects,
+    mark_that_falls_due_in_an_unreplicated_call_is_announced,
 ];
 
 /// A server with the module of `caller.c` beside ours.
@@ -288,4 +289,17 @@ fn calls_of_modules_are_replicated_as_effects(builder: Builder) {
     for request in ["ACQUIRE", "RELEASE"] {
         assert_eq!(stats.get(&format!("cmdstat_FLOCK.{request}")), None, "the replica was asked");
     }
+}
+
+fn mark_that_falls_due_in_an_unreplicated_call_is_announced(builder: Builder) {
+    // S3, T3. A call without `!` is the caller's word that *its* effects are replicated otherwise; the announcement of tokens is nobody's
+    // effect. Dropped with the rest, the replica lags a whole reservation behind for the next 524,288 grants.
+    let servers = Replicated::start(&with_caller(&builder), 1);
+    let mut conn = servers.primary.connect(Protocol::Resp2);
+    let token = hold(&mut conn, "k", "alice");
+    call(&mut conn, "", &args!["FLOCK.ACQUIRE", "other", "alice", LEASE_MS, "FLOOR", token + 600_000]).as_token();
+    hold(&mut conn, "next", "alice");
+    servers.wait_in_step();
+    let mark = |server: &Server| server.info("flock").number("flock_mark");
+    assert_eq!(mark(&servers.replicas[0]), mark(&servers.primary));
 }

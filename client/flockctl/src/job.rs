@@ -1,0 +1,166 @@
+//! The command as a job: a process group that is signalled, suspended and waited for as one.
+//!
+//! The job has ended when the command has, and everything that it has left in its group. What it leaves behind is handed to us by the
+//! kernel (we are its *subreaper*), so we hear of its end. A process that makes a session of its own, as a daemon does, has left the job.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use flock_client::Guard;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, kill_process_group, set_child_subreaper,
+    test_kill_process_group, wait,
+};
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time::sleep;
+
+use crate::helper::{self, Watchman};
+use crate::signals::Signals;
+use crate::terminal::Terminal;
+
+/// A process of the group whose parent is not of it ends without our hearing.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// The process group of a job. Its number is not given to anybody else while a process of it is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group(Pid);
+
+impl Group {
+    pub(crate) fn signal(self, signal: Signal) {
+        let _ = kill_process_group(self.0, signal); // it may be gone
+    }
+
+    fn is_gone(self) -> bool {
+        test_kill_process_group(self.0) == Err(Errno::SRCH)
+    }
+}
+
+/// How a job has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    /// The command's status, as a shell would say it.
+    pub(crate) code: u8,
+    /// Whether the command has died of the terminal's interrupt key, which we did not get: it was in front.
+    pub(crate) by_interrupt_key: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Job {
+    group: Group,
+    children: unix::Signal,
+    terminal: Option<Terminal>,
+    /// What the command itself has ended with.
+    status: Option<u8>,
+    watchman: Watchman,
+}
+
+impl Job {
+    /// Starts the command; with a token of the guard, for what it writes to.
+    pub(crate) fn start(command: &[OsString], guard: &Guard) -> io::Result<Self> {
+        set_child_subreaper(Some(getpid()))?;
+        let children = unix::signal(SignalKind::child())?;
+        let mut terminal = Terminal::open();
+        let with_terminal = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
+        let child = helper::dying_with_us(command, with_terminal)
+            .env("FLOCK_TOKEN", guard.token().get().to_string())
+            .env("FLOCK_KEY", OsStr::from_bytes(guard.key()))
+            .spawn()?;
+        if let Some(terminal) = terminal.as_mut().filter(|_| with_terminal) {
+            terminal.is_taken();
+        }
+        let pid = Pid::from_child(&child);
+        let group = Group(pid);
+        let watchman = Watchman::over(pid).inspect_err(|_| group.signal(Signal::KILL))?;
+        Ok(Self { group, children, terminal, status: None, watchman })
+    }
+
+    pub(crate) fn group(&self) -> Group {
+        self.group
+    }
+
+    /// Passes signals on until the job has ended. A suspended command goes on only while `may_go_on`.
+    pub(crate) async fn ended(mut self, signals: &mut Signals, may_go_on: impl Fn() -> bool) -> End {
+        loop {
+            while let Some((pid, status)) = reap() {
+                if pid == self.group.0 {
+                    self.changed(status, &may_go_on);
+                }
+            }
+            if let Some(code) = self.status.filter(|_| self.group.is_gone()) {
+                let was_in_front = self.terminal.as_ref().is_some_and(Terminal::is_lent);
+                if let Some(terminal) = &mut self.terminal {
+                    terminal.take_back();
+                }
+                self.watchman.dismiss();
+                return End { code, by_interrupt_key: was_in_front && code == killed_by(Signal::INT.as_raw()) };
+            }
+            tokio::select! {
+                _ = self.children.recv() => {}
+                signal = signals.next() => match signal {
+                    Signal::CONT => self.go_on(&may_go_on),
+                    signal => self.group.signal(signal),
+                },
+                () = sleep(LOOK_AGAIN), if self.status.is_some() => {}
+            }
+        }
+    }
+
+    fn changed(&mut self, status: WaitStatus, may_go_on: &impl Fn() -> bool) {
+        if let Some(code) = status.exit_status() {
+            self.status = Some(u8::try_from(code).unwrap_or(u8::MAX));
+        } else if let Some(signal) = status.terminating_signal() {
+            self.status = Some(killed_by(signal));
+        } else if let Some(signal) = status.stopping_signal() {
+            self.stopped(signal, may_go_on);
+        }
+    }
+
+    /// The command was suspended. A shell waits for us, not for it: so we stop too, and go on when the shell says so. Meanwhile nobody
+    /// renews the lease, so it is looked at before the command goes on.
+    fn stopped(&mut self, signal: i32, may_go_on: &impl Fn() -> bool) {
+        let Some(terminal) = &mut self.terminal else { return };
+        let wants_terminal = signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw();
+        let by_its_keys = wants_terminal || signal == Signal::TSTP.as_raw();
+        if !by_its_keys && !terminal.is_lent() {
+            return;
+        }
+        if wants_terminal && !terminal.is_lent() && terminal.is_ours() {
+            terminal.lend(self.group.0);
+            self.group.signal(Signal::CONT);
+            return;
+        }
+        let was_lent = terminal.is_lent();
+        terminal.take_back();
+        // A signal that we do not catch. Where there is nobody who could let us go on, the kernel stops us not.
+        let _ = kill_current_process_group(Signal::TTIN);
+        if was_lent && terminal.is_ours() && may_go_on() {
+            terminal.lend(self.group.0);
+        }
+        self.go_on(may_go_on);
+    }
+
+    fn go_on(&mut self, may_go_on: &impl Fn() -> bool) {
+        if may_go_on() {
+            self.group.signal(Signal::CONT);
+        }
+    }
+}
+
+/// The status that stands for a signal.
+pub(crate) fn killed_by(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+/// The next child of ours that has ended or was stopped. Children of the command may be among them.
+fn reap() -> Option<(Pid, WaitStatus)> {
+    loop {
+        match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            Ok(change) => return change,
+            Err(Errno::INTR) => {}
+            Err(_) => return None, // there is no child
+        }
+    }
+}

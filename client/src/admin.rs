@@ -1,0 +1,521 @@
+//! What an administrator asks: which locks there are, who holds and waits, how the server is doing; and the end of a hold.
+//!
+//! The replies are read in both of their forms: a RESP3 map, and the flat array that RESP2 makes of it. Fields that are not known here
+//! are left alone: a later server may say more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flock_core::wire::command::{Info, List};
+use flock_core::{Mode, Revoke, Token};
+use redis::{Cmd, Value};
+use tokio::time::{Instant, sleep};
+
+use crate::client::Flock;
+use crate::engine::Engine;
+use crate::error::{ServerError, Source};
+use crate::jitter::Backoff;
+use crate::link::CallError;
+use crate::wire;
+
+const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_MOST: Duration = Duration::from_millis(200);
+
+/// Why an administrative call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdminError {
+    /// The server gave no answer within the operation timeout. Nothing was changed.
+    #[error("the server cannot be reached")]
+    Unavailable(#[source] Source),
+    /// A revocation was sent and no answer came: it may have happened, or not.
+    #[error("no answer from the server: it may have happened")]
+    Unknown(#[source] Source),
+    /// The server refused the request: no permission, no such command, a key of another type.
+    #[error("the server refused the request")]
+    Server(#[source] ServerError),
+    /// The client is shut down.
+    #[error("the client is shut down")]
+    ShutDown,
+}
+
+impl AdminError {
+    /// Whether trying again later makes sense. After [`AdminError::Unknown`] look first: a second revocation would end the hold of the
+    /// next one in the queue.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Unavailable(_) => true,
+            Self::Unknown(_) | Self::ShutDown => false,
+            Self::Server(error) => error.is_retryable(),
+        }
+    }
+}
+
+/// One lock: who holds it and who waits, at the moment the server answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// How it is held; none if it is not, and somebody waits for the end of a promotion's grace.
+    pub mode: Option<Mode>,
+    /// How many hold it.
+    pub holder_count: u64,
+    /// How many wait for it. A replica knows of none.
+    pub waiter_count: u64,
+    /// For how long no new grants are made, after a promotion.
+    pub grace_left: Duration,
+    /// The holders, the earliest first; at most 10,000.
+    pub holders: Vec<Holder>,
+    /// The first of the waiters, the next first.
+    pub waiters: Vec<Waiting>,
+}
+
+/// One holder of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Who: the name of one acquisition.
+    pub owner: Vec<u8>,
+    /// The fencing token.
+    pub token: Token,
+    /// Whether it is a hold, a claim, or over.
+    pub state: HolderState,
+    /// The lease as last asked for.
+    pub lease: Duration,
+    /// What is left of the grant.
+    pub left: Duration,
+    /// How long it has been held.
+    pub held: Duration,
+    /// What the holder says of itself; may be empty.
+    pub label: Vec<u8>,
+    /// The ids of a re-entered hold; empty for a plain one.
+    pub ids: Vec<Vec<u8>>,
+}
+
+/// How far a hold has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HolderState {
+    /// Confirmed and running.
+    Held,
+    /// Granted, and not confirmed yet by its holder.
+    Claimed,
+    /// Past its deadline and not ended yet: in a pause, while the server refuses writes, or on a replica.
+    Expired,
+}
+
+/// One who waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// Who.
+    pub owner: Vec<u8>,
+    /// How it is to be held.
+    pub mode: Mode,
+    /// Its place: 1 for the next.
+    pub position: u64,
+    /// For how long it has waited.
+    pub waiting: Duration,
+    /// What the waiter says of itself; may be empty.
+    pub label: Vec<u8>,
+}
+
+/// One line of the list of held locks. Owner, token and lease are those of the earliest holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldLock {
+    /// The lock's name.
+    pub key: Vec<u8>,
+    /// How it is held.
+    pub mode: Mode,
+    /// How many hold it.
+    pub holder_count: u64,
+    /// How many wait for it.
+    pub waiter_count: u64,
+    /// The earliest holder.
+    pub owner: Vec<u8>,
+    /// Its fencing token.
+    pub token: Token,
+    /// What is left of its lease.
+    pub left: Duration,
+}
+
+/// The numbers of `INFO flock`, by name. Counters count from the start of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    fields: BTreeMap<String, String>,
+}
+
+impl Stats {
+    /// A field as it came, as `flock_wait_ms` with its `lt_8=3`; none if the server has no such field.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).map(String::as_str)
+    }
+
+    /// A field that is a whole number.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<i64> {
+        self.get(name)?.parse().ok()
+    }
+
+    /// All fields, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
+/// The held locks of the server, page by page; see [`Flock::list`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens until a page is asked for"]
+pub struct Locks {
+    flock: Flock,
+    pattern: Box<[u8]>,
+    owner: Option<Box<[u8]>>,
+    page_size: u32,
+    /// None at the end.
+    cursor: Option<u32>,
+}
+
+impl Locks {
+    /// Only locks that this owner holds.
+    pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
+        self.owner = Some(owner.as_ref().into());
+        self
+    }
+
+    /// At most so many locks a page, 1 to 10,000; 100 unless said.
+    pub fn page_size(mut self, locks: u32) -> Self {
+        self.page_size = locks;
+        self
+    }
+
+    /// The next page; none at the end. A page may be short or empty before the end. A lock that is held all the while is shown
+    /// exactly once.
+    ///
+    /// # Errors
+    /// As [`Flock::info`]. The same page is asked for the next time.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no page.
+    pub async fn next_page(&mut self) -> Result<Option<Vec<HeldLock>>, AdminError> {
+        let Some(cursor) = self.cursor else { return Ok(None) };
+        let pattern = Some(&*self.pattern).filter(|pattern| *pattern != b"*");
+        let request = List { cursor, count: self.page_size, pattern, owner: self.owner.as_deref() };
+        let (next, page) = self.flock.look(wire::command(&request), read_page).await?;
+        self.cursor = Some(next).filter(|next| *next != 0);
+        Ok(Some(page))
+    }
+
+    /// All that is left, in one list.
+    ///
+    /// # Errors, cancel safety
+    /// As [`Locks::next_page`]; what was read is dropped.
+    pub async fn all(mut self) -> Result<Vec<HeldLock>, AdminError> {
+        let mut locks = Vec::new();
+        while let Some(page) = self.next_page().await? {
+            locks.extend(page);
+        }
+        Ok(locks)
+    }
+}
+
+impl Flock {
+    /// Who holds a lock and who waits for it; none if nobody does either. Shows up to `waiters_max` waiters (at most 10,000); the
+    /// counts are always whole.
+    ///
+    /// # Errors
+    /// [`AdminError::Unavailable`] if there was no answer within the operation timeout, with its retries; [`AdminError::Server`] if the
+    /// server refused.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect: nothing is changed.
+    pub async fn info(&self, key: impl AsRef<[u8]>, waiters_max: u32) -> Result<Option<LockInfo>, AdminError> {
+        let request = Info { key: key.as_ref(), limit: waiters_max };
+        self.look(wire::command(&request), read_info).await
+    }
+
+    /// The held locks whose keys match a glob, as `order:*`; `*` is all. Only the database of the URL, and only keys that this user may
+    /// read. Nothing is asked until a page is.
+    pub fn list(&self, pattern: impl AsRef<[u8]>) -> Locks {
+        let page_size = List::default().count;
+        Locks { flock: self.clone(), pattern: pattern.as_ref().into(), owner: None, page_size, cursor: Some(0) }
+    }
+
+    /// Ends all holds of a lock, tells their owners, and grants the next in the queue. Returns how many were ended. Waiting requests stay.
+    ///
+    /// It is sent once: a second one could end the hold of the next.
+    ///
+    /// # Errors
+    /// [`AdminError::Unavailable`] if it was not sent within the operation timeout, [`AdminError::Unknown`] if it was and no answer came,
+    /// [`AdminError::Server`] if the server refused: the user needs permission for `FLOCK.REVOKE`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the holds ended or not.
+    pub async fn revoke(&self, key: impl AsRef<[u8]>) -> Result<u64, AdminError> {
+        let request = Revoke { key: key.as_ref(), owner: None };
+        self.call(wire::command(&request), number, false).await
+    }
+
+    /// The same for one owner's hold only: 1 if it was ended, 0 if this owner has none.
+    ///
+    /// # Errors, cancel safety
+    /// As [`Flock::revoke`].
+    pub async fn revoke_owner(&self, key: impl AsRef<[u8]>, owner: impl AsRef<[u8]>) -> Result<u64, AdminError> {
+        let request = Revoke { key: key.as_ref(), owner: Some(owner.as_ref()) };
+        self.call(wire::command(&request), number, false).await
+    }
+
+    /// The server's numbers about locks: `INFO flock`. Their meaning is in the operations guide.
+    ///
+    /// # Errors, cancel safety
+    /// As [`Flock::info`].
+    pub async fn stats(&self) -> Result<Stats, AdminError> {
+        let mut command = redis::cmd("INFO");
+        command.arg("flock");
+        self.look(command, read_stats).await
+    }
+
+    /// One round trip that asks nothing: whether the server is there, and how far away.
+    ///
+    /// # Errors, cancel safety
+    /// As [`Flock::info`].
+    pub async fn ping(&self) -> Result<(), AdminError> {
+        self.look(redis::cmd("PING"), |reply| text(reply).map(drop)).await
+    }
+
+    /// Asks what changes nothing: again and again, until the operation timeout.
+    async fn look<T: Send + 'static>(&self, command: Cmd, read: fn(&Value) -> Option<T>) -> Result<T, AdminError> {
+        self.call(command, read, true).await
+    }
+
+    async fn call<T: Send + 'static>(
+        &self,
+        command: Cmd,
+        read: fn(&Value) -> Option<T>,
+        repeatable: bool,
+    ) -> Result<T, AdminError> {
+        let engine = self.engine();
+        engine.ask(call(Arc::clone(engine), command, read, repeatable)).await.map_err(|_| AdminError::ShutDown)?
+    }
+}
+
+async fn call<T>(
+    engine: Arc<Engine>,
+    command: Cmd,
+    read: fn(&Value) -> Option<T>,
+    repeatable: bool,
+) -> Result<T, AdminError> {
+    let patience = Instant::now() + engine.operation_timeout;
+    let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+    loop {
+        let error = match engine.commands.call(&command, read).await {
+            Ok(answer) => return Ok(answer.reply),
+            Err(CallError::Server(error)) if !error.is_retryable() => return Err(AdminError::Server(error)),
+            Err(CallError::Server(error)) => AdminError::Server(error), // nothing was done
+            Err(CallError::NotSent(source)) => AdminError::Unavailable(source),
+            Err(CallError::Unanswered(source)) if repeatable => AdminError::Unavailable(source),
+            Err(CallError::Unanswered(source)) => return Err(AdminError::Unknown(source)),
+        };
+        if Instant::now() >= patience {
+            return Err(error);
+        }
+        if *engine.closing.borrow() {
+            return Err(AdminError::ShutDown);
+        }
+        sleep(backoff.next(&engine.jitter)).await;
+    }
+}
+
+fn read_info(reply: &Value) -> Option<Option<LockInfo>> {
+    if *reply == Value::Nil {
+        return Some(None);
+    }
+    Some(Some(LockInfo {
+        mode: match bytes(field(reply, "mode")?)? {
+            b"free" => None,
+            word => Some(mode(word)?),
+        },
+        holder_count: count(reply, "holder_count")?,
+        waiter_count: count(reply, "waiter_count")?,
+        grace_left: millis(reply, "grace_left_ms")?,
+        holders: items(field(reply, "holders")?)?.iter().map(read_holder).collect::<Option<_>>()?,
+        waiters: items(field(reply, "waiters")?)?.iter().map(read_waiting).collect::<Option<_>>()?,
+    }))
+}
+
+fn read_holder(entry: &Value) -> Option<Holder> {
+    Some(Holder {
+        owner: owned(entry, "owner")?,
+        token: Token::new(count(entry, "token")?)?,
+        state: match bytes(field(entry, "state")?)? {
+            b"held" => HolderState::Held,
+            b"claimed" => HolderState::Claimed,
+            b"expired" => HolderState::Expired,
+            _ => return None,
+        },
+        lease: millis(entry, "lease_ms")?,
+        left: millis(entry, "left_ms")?,
+        held: millis(entry, "held_ms")?,
+        label: owned(entry, "label")?,
+        ids: items(field(entry, "ids")?)?.iter().map(|id| bytes(id).map(<[u8]>::to_vec)).collect::<Option<_>>()?,
+    })
+}
+
+fn read_waiting(entry: &Value) -> Option<Waiting> {
+    Some(Waiting {
+        owner: owned(entry, "owner")?,
+        mode: mode(bytes(field(entry, "mode")?)?)?,
+        position: count(entry, "position")?,
+        waiting: millis(entry, "waiting_ms")?,
+        label: owned(entry, "label")?,
+    })
+}
+
+fn read_page(reply: &Value) -> Option<(u32, Vec<HeldLock>)> {
+    let [next, page] = items(reply)? else { return None };
+    let next = u32::try_from(number(next)?).ok()?;
+    Some((next, items(page)?.iter().map(read_held_lock).collect::<Option<_>>()?))
+}
+
+fn read_held_lock(entry: &Value) -> Option<HeldLock> {
+    Some(HeldLock {
+        key: owned(entry, "key")?,
+        mode: mode(bytes(field(entry, "mode")?)?)?,
+        holder_count: count(entry, "holder_count")?,
+        waiter_count: count(entry, "waiter_count")?,
+        owner: owned(entry, "owner")?,
+        token: Token::new(count(entry, "token")?)?,
+        left: millis(entry, "left_ms")?,
+    })
+}
+
+fn read_stats(reply: &Value) -> Option<Stats> {
+    let fields = text(reply)?.lines().filter_map(|line| line.split_once(':'));
+    Some(Stats { fields: fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect() })
+}
+
+/// The value beside `name`, in a map or in a flat list of names and values.
+fn field<'a>(reply: &'a Value, name: &str) -> Option<&'a Value> {
+    let is_name = |value: &Value| bytes(value) == Some(name.as_bytes());
+    match reply {
+        Value::Map(pairs) => pairs.iter().find(|(name, _)| is_name(name)).map(|(_, value)| value),
+        Value::Array(flat) => flat.chunks_exact(2).find(|pair| pair.first().is_some_and(is_name))?.last(),
+        _ => None,
+    }
+}
+
+fn items(value: &Value) -> Option<&[Value]> {
+    match value {
+        Value::Array(items) => Some(items),
+        _ => None,
+    }
+}
+
+fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.as_bytes()),
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    str::from_utf8(bytes(value)?).ok()
+}
+
+fn owned(entry: &Value, name: &str) -> Option<Vec<u8>> {
+    bytes(field(entry, name)?).map(<[u8]>::to_vec)
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+fn count(entry: &Value, name: &str) -> Option<u64> {
+    number(field(entry, name)?)
+}
+
+fn millis(entry: &Value, name: &str) -> Option<Duration> {
+    count(entry, name).map(Duration::from_millis)
+}
+
+fn mode(word: &[u8]) -> Option<Mode> {
+    match word {
+        b"exclusive" => Some(Mode::Exclusive),
+        b"shared" => Some(Mode::Shared),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn waiting() -> Vec<(Value, Value)> {
+        vec![
+            (bulk("owner"), Value::BulkString(vec![0xff])),
+            (bulk("mode"), bulk("shared")),
+            (bulk("position"), Value::Int(1)),
+            (bulk("waiting_ms"), Value::Int(5)),
+            (bulk("label"), bulk("")),
+            (bulk("later"), Value::Boolean(true)),
+        ]
+    }
+
+    #[test]
+    fn map_and_flat_array_are_the_same() {
+        let flat = waiting().into_iter().flat_map(|(name, value)| [name, value]).collect();
+        let expected = Waiting {
+            owner: vec![0xff],
+            mode: Mode::Shared,
+            position: 1,
+            waiting: Duration::from_millis(5),
+            label: vec![],
+        };
+        assert_eq!(read_waiting(&Value::Map(waiting())), Some(expected.clone()));
+        assert_eq!(read_waiting(&Value::Array(flat)), Some(expected));
+    }
+
+    #[test]
+    fn field_that_is_missing_or_wrong_is_no_reply() {
+        for position in 0..5 {
+            let (mut missing, mut wrong) = (waiting(), waiting());
+            missing.remove(position);
+            wrong[position].1 = Value::Boolean(true);
+            assert_eq!(read_waiting(&Value::Map(missing)), None);
+            assert_eq!(read_waiting(&Value::Map(wrong)), None);
+        }
+    }
+
+    #[test]
+    fn value_is_not_taken_for_a_name() {
+        let flat = Value::Array(vec![bulk("label"), bulk("owner"), bulk("owner"), bulk("me")]);
+        assert_eq!(owned(&flat, "owner"), Some(b"me".to_vec()));
+    }
+
+    #[test]
+    fn free_lock_is_nothing() {
+        assert_eq!(read_info(&Value::Nil), Some(None));
+        assert_eq!(read_info(&Value::Int(0)), None);
+    }
+
+    #[test]
+    fn stats_are_read_by_name() {
+        let text = "# flock_locks\r\nflock_held:3\r\nflock_lead_over_clock:-7\r\nflock_wait_ms:lt_1=2,lt_8=3\r\n";
+        let stats = read_stats(&Value::VerbatimString { format: redis::VerbatimFormat::Text, text: text.into() });
+        let stats = stats.unwrap();
+        assert_eq!(stats.number("flock_held"), Some(3));
+        assert_eq!(stats.number("flock_lead_over_clock"), Some(-7));
+        assert_eq!(stats.get("flock_wait_ms"), Some("lt_1=2,lt_8=3"));
+        assert_eq!(stats.number("flock_wait_ms"), None);
+    }
+}

@@ -1,0 +1,324 @@
+//! The client against a server in memory, in time that passes at once: what takes an hour or happens in one microsecond is exact here.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use flock_client::testing::Server;
+use flock_client::{AcquireError, Event, HoldError, LossReason, Released};
+use tokio::time::{Instant, advance, sleep, timeout};
+
+/// The runtime's timers tick in milliseconds; a wait ends in the tick after its end.
+const TICK: Duration = Duration::from_millis(2);
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[track_caller]
+fn assert_on_time(elapsed: Duration, expected: Duration) {
+    assert!(elapsed >= expected && elapsed < expected + TICK, "{elapsed:?} instead of {expected:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_of_30_s_is_kept_for_an_hour() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").lease(secs(30)).await.unwrap();
+    for _ in 0..3600 {
+        sleep(secs(1)).await;
+        assert!(guard.is_valid() && guard.remaining() > secs(18), "{:?}", guard.remaining());
+        assert!(server.holders("k").contains(&guard.token()));
+    }
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    assert!(server.holders("k").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_is_noticed_exactly_at_the_end_of_the_belief() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").lease(secs(30)).await.unwrap();
+    sleep(secs(100)).await;
+    server.stop();
+    let (stopped, remaining) = (Instant::now(), guard.remaining());
+    assert!(remaining > secs(18) && remaining <= ms(29_700), "{remaining:?}");
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert_on_time(stopped.elapsed(), remaining);
+    assert!(!guard.is_valid());
+    // The server still keeps it: the margin, 1 % of the lease.
+    assert!(server.holders("k").contains(&guard.token()));
+    sleep(ms(301)).await;
+    assert!(!server.holders("k").contains(&guard.token()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopped_process_sees_the_loss_before_it_acts() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").lease(secs(30)).await.unwrap();
+    sleep(secs(1)).await;
+    advance(secs(60)).await;
+    assert!(!guard.is_valid());
+    assert!(matches!(guard.renew().await, Err(HoldError::Lost(LossReason::Expired | LossReason::Gone))));
+    let mut touched = false;
+    let watched = guard.watch(async { touched = true }).await;
+    assert!(watched.is_err() && !touched, "work was begun under a lost lock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_without_keep_alive_ends_with_its_lease() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let begun = Instant::now();
+    let guard = flock.lock("k").lease(secs(10)).keep_alive(false).await.unwrap();
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert_on_time(begun.elapsed(), ms(9900));
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_are_served_in_the_order_in_which_they_came() {
+    let server = Server::new();
+    let holder = server.client().await.lock("k").await.unwrap();
+    let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
+    for number in 0..20 {
+        let (flock, order) = (server.client().await, order.clone());
+        tokio::spawn(async move {
+            let guard = flock.lock("k").await.unwrap();
+            order.send((number, guard.token())).unwrap();
+            sleep(secs(7)).await;
+        });
+        while server.waiters("k") <= number {
+            sleep(ms(1)).await;
+        }
+    }
+    let mut last = holder.token();
+    sleep(secs(300)).await;
+    holder.release().await.unwrap();
+    for number in 0..20 {
+        let (who, token) = served.recv().await.unwrap();
+        assert!(who == number && token > last, "{who} instead of {number}, or {token} after {last}");
+        last = token;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_times_out_exactly() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let _holder = flock.lock("k").await.unwrap();
+    let begun = Instant::now();
+    // Longer than the server keeps a place without being asked again.
+    let error = flock.lock("k").wait(secs(600)).await.unwrap_err();
+    assert!(matches!(error, AcquireError::TimedOut), "{error:?}");
+    assert_on_time(begun.elapsed(), secs(600));
+    sleep(ms(1)).await;
+    assert_eq!(server.waiters("k"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_without_a_server_times_out_exactly() {
+    let server = Server::new();
+    let flock = server.client().await;
+    server.stop();
+    sleep(secs(1)).await;
+    let begun = Instant::now();
+    let error = flock.lock("k").wait(secs(40)).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Unavailable(_)), "{error:?}");
+    assert_on_time(begun.elapsed(), secs(40));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_gives_back() {
+    let server = Server::new();
+    let (alice, bob) = (server.client().await, server.client().await);
+    let guard = alice.lock("k").await.unwrap();
+    let mut waiting = Box::pin(bob.lock("k").into_future());
+    assert!(timeout(secs(1), &mut waiting).await.is_err());
+    assert_eq!((server.holders("k").len(), server.waiters("k")), (1, 1));
+    drop(waiting);
+    sleep(ms(1)).await;
+    assert_eq!((server.holders("k").len(), server.waiters("k")), (1, 0));
+    drop(guard);
+    sleep(ms(1)).await;
+    assert_eq!((server.holders("k").len(), server.waiters("k")), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn holds_and_places_outlive_their_connections() {
+    let server = Server::new();
+    let (alice, bob, carol) = (server.client().await, server.client().await, server.client().await);
+    let guard = alice.lock("k").lease(secs(30)).await.unwrap();
+    let token = guard.token();
+    let mut waits = Vec::new();
+    for (flock, position) in [(bob, 1), (carol, 2)] {
+        waits.push(tokio::spawn(async move { flock.lock("k").await.unwrap().token() }));
+        while server.waiters("k") < position {
+            sleep(ms(1)).await;
+        }
+    }
+    let mut events = alice.events();
+    for _ in 0..20 {
+        server.cut_connections();
+        sleep(secs(9)).await;
+        assert!(guard.is_valid() && server.holders("k").contains(&token));
+        assert_eq!(server.waiters("k"), 2);
+    }
+    let lost = |event: &Event| matches!(event, Event::Lost { .. });
+    while let Ok(event) = timeout(ms(1), events.next()).await {
+        assert!(!event.as_ref().is_some_and(lost), "{event:?}");
+    }
+    guard.release().await.unwrap();
+    let mut tokens = Vec::new();
+    for wait in waits {
+        tokens.push(wait.await.unwrap());
+    }
+    assert!(token < tokens[0] && tokens[0] < tokens[1], "{token} {tokens:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_shorter_than_the_belief_costs_nothing() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").lease(secs(30)).await.unwrap();
+    for _ in 0..10 {
+        server.stop();
+        sleep(secs(17)).await;
+        assert!(guard.is_valid());
+        server.start();
+        sleep(secs(12)).await;
+        assert!(guard.is_valid() && server.holders("k").contains(&guard.token()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_ends_when_its_connection_does_not_return() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").lease(secs(600)).session(secs(5)).await.unwrap();
+    sleep(secs(60)).await;
+    assert!(guard.is_valid());
+    server.cut_connections(); // and come back
+    sleep(secs(60)).await;
+    assert!(guard.is_valid());
+    server.stop();
+    let stopped = Instant::now();
+    assert_eq!(guard.lost().await, LossReason::Disconnected);
+    assert!(stopped.elapsed() < secs(5), "{:?}", stopped.elapsed());
+    sleep(secs(5)).await;
+    assert!(server.holders("k").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoked_holder_is_told_at_once() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").await.unwrap();
+    sleep(secs(1)).await;
+    let begun = Instant::now();
+    assert_eq!(server.revoke("k"), 1);
+    assert_eq!(guard.lost().await, LossReason::Revoked);
+    assert!(begun.elapsed() < TICK);
+    assert_eq!(server.revoke("k"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shared_holders_upgrade_and_downgrade() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let mut first = flock.lock("k").shared().await.unwrap();
+    let second = flock.lock("k").shared().await.unwrap();
+    assert_eq!(server.holders("k").len(), 2);
+    assert!(matches!(first.upgrade().await, Err(HoldError::Refused)));
+    second.release().await.unwrap();
+    let before = first.token();
+    first.upgrade().await.unwrap();
+    assert!(first.token() > before);
+    assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_none());
+    first.downgrade().await.unwrap();
+    assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_and_waiters_are_shown() {
+    let server = Server::new();
+    let (alice, bob) = (server.client().await, server.client().await);
+    let guard = alice.lock("k").lease(secs(30)).label("backup").await.unwrap();
+    let waiting = tokio::spawn(bob.lock("k").into_future());
+    sleep(secs(7)).await;
+    let info = bob.info("k", 10).await.unwrap().unwrap();
+    assert_eq!((info.holders[0].token, &info.holders[0].label[..]), (guard.token(), &b"backup"[..]));
+    assert_eq!(info.holders[0].held, secs(7));
+    assert_eq!(info.waiters[0].waiting, secs(7));
+    assert!(bob.info("free", 10).await.unwrap().is_none());
+    let mut guards = Vec::new();
+    for number in 0..250 {
+        guards.push(alice.lock(format!("many:{number}")).await.unwrap());
+    }
+    let listed = bob.list("many:*").page_size(100).all().await.unwrap();
+    let mut keys: Vec<_> = listed.into_iter().map(|lock| lock.key).collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 250);
+    assert_eq!(bob.revoke("k").await.unwrap(), 1);
+    assert!(waiting.await.unwrap().unwrap().token() > guard.token());
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_without_pubsub_polls() {
+    let server = Server::new();
+    let flock = server.builder().without_pubsub().connect().await.unwrap();
+    let guard = flock.lock("k").await.unwrap();
+    let waiting = tokio::spawn(flock.lock("k").wait(secs(60)).into_future());
+    sleep(secs(10)).await;
+    assert_eq!(server.waiters("k"), 0);
+    guard.release().await.unwrap();
+    assert!(waiting.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_gives_everything_back() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").await.unwrap();
+    flock.shutdown(secs(1)).await.unwrap();
+    assert!(server.holders("k").is_empty());
+    assert_eq!(guard.lost().await, LossReason::ShutDown);
+    assert!(matches!(flock.lock("k").await, Err(AcquireError::ShutDown)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_that_is_dropped_closes_its_connections() {
+    let server = Server::new();
+    let flock = server.client().await;
+    assert_eq!(server.connections(), 2);
+    drop(flock);
+    sleep(ms(1)).await;
+    assert_eq!(server.connections(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_is_stopped_cannot_be_connected_to() {
+    let server = Server::new();
+    server.stop();
+    let begun = Instant::now();
+    let error = server.builder().connect().await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    assert_on_time(begun.elapsed(), secs(5));
+    server.start();
+    assert!(server.builder().connect().await.is_ok());
+}
+
+#[tokio::test]
+async fn time_need_not_be_paused() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let begun = Instant::now();
+    let guard = flock.lock("k").lease(ms(100)).keep_alive(false).await.unwrap();
+    guard.lost().await;
+    assert!(begun.elapsed() >= ms(50));
+    assert!(flock.lock("k").wait(secs(5)).await.is_ok());
+}
