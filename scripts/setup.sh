@@ -11,6 +11,7 @@
 #   cli         VALKEY_CLI         valkey-cli 8.0, from the same place
 #   redis       REDIS_SERVER       Redis 7.0, from bookworm: one test shows that it refuses the module
 #   faketime    FAKETIME_LIB       libfaketime, from bookworm: gives a server and its modules a wrong clock when preloaded
+#   postgres    POSTGRES_BIN       PostgreSQL 15, from bookworm: a folder with its initdb and postgres; a storage that checks tokens
 #   libclang    LIBCLANG_PATH      libclang 18, from its Python wheel (hash checked): needed to build the module
 #
 # Works on Debian 12 and 13, x86-64 and arm64, as root or not. Safe to repeat, and to run twice at the same time.
@@ -23,7 +24,7 @@ need() { command -v "$1" >/dev/null || die "there is no '$1' here" "$2"; }
 
 out=$(dirname "$0")/../target/tools
 case ${1:-} in --into) out=${2:?--into needs a folder}; shift 2 ;; esac
-[ $# -gt 0 ] || set -- server server-old cli redis faketime libclang
+[ $# -gt 0 ] || set -- server server-old cli redis faketime postgres libclang
 out=$(mkdir -p "$out" && cd "$out" && pwd)
 
 need flock "apt-get install util-linux"
@@ -64,7 +65,7 @@ PY
 apt=$tmp/apt
 apt_update() {
     [ ! -e "$apt/apt.conf" ] || return 0
-    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and FAKETIME_LIB yourself"
+    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, FAKETIME_LIB and POSTGRES_BIN yourself"
     key=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -r "$key" ] || die "$key is missing" "apt-get install debian-archive-keyring"
     # --no-release-info: so that it also works before the machine's first `apt-get update`.
@@ -73,7 +74,7 @@ apt_update() {
     archive() { echo "$archives" | awk -v r="$release$1" -v s="stable$1" '$1 == "Packages" && ($2 == r || $2 == s) {print $3; exit}'; }
     main=$(archive "") security=$(archive -security)
     [ -n "$main" ] || die "apt knows no Debian archive for '$release'" \
-        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and FAKETIME_LIB yourself"
+        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, FAKETIME_LIB and POSTGRES_BIN yourself"
 
     say "reading the package lists of bookworm (private apt)"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
@@ -135,20 +136,50 @@ valkey_8() {
     wrapper valkey-cli "$out/valkey-8.0" valkey-cli
 }
 
-# A server loads its modules with RTLD_DEEPBIND: they would find the C library's clock before a preloaded one.
-faketime=$out/nodeepbind.so:$out/libfaketime.so
+# PostgreSQL finds its files from where its programs are, and so do these wrappers: the whole tree may be copied. The libraries are those
+# that a Debian with apt and python3 may lack or have in another version; the one for JIT compilation stays away.
+postgresql() {
+    [ ! -e "$out/postgresql/bin" ] || return 0
+    debian "$out/postgresql" postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
+        libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libcom-err2 \
+        libgnutls30 libnettle8 libhogweed6 libp11-kit0 libtasn1-6 libidn2-0 libunistring2 libffi8 libgmp10
+    root=$out/postgresql
+    libs=$(cd "$root/usr/lib" && echo *-linux-gnu)
+    rm -rf "$root"/usr/lib/postgresql/15/lib/bitcode "$tmp/bin"
+    mkdir "$tmp/bin"
+    for program in initdb postgres; do
+        cat >"$tmp/bin/$program" <<WRAPPER
+#!/bin/sh
+root=\$(dirname "\$0")/..
+LD_LIBRARY_PATH="\$root/usr/lib/$libs:\$root/lib/$libs" exec "\$root/usr/lib/postgresql/15/bin/$program" "\$@"
+WRAPPER
+        chmod 755 "$tmp/bin/$program"
+    done
+    mv "$tmp/bin" "$root/bin"
+}
+
+# What libfaketime gets wrong here, put right by a library that is preloaded before it. A server loads its modules with RTLD_DEEPBIND:
+# they would find the C library's clock before a preloaded one. And libfaketime moves the deadlines of every timerfd by the offset of
+# the wall clock, those of the monotonic clocks too, which no real clock step does.
+faketime=$out/faketime-fixes.so:$out/libfaketime.so
 shim() {
-    [ ! -e "$out/nodeepbind.so" ] || return 0
+    [ ! -e "$out/faketime-fixes.so" ] || return 0
     need cc "apt-get install gcc libc6-dev"
-    cc -shared -fPIC -O1 -x c -o "$tmp/nodeepbind.so" - <<'C'
+    cc -shared -fPIC -O1 -x c -o "$tmp/faketime-fixes.so" - <<'C'
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
 void *dlopen(const char *file, int mode) {
     void *(*next)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
     return next(file, mode & ~RTLD_DEEPBIND);
 }
+int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old) {
+    return (int)syscall(SYS_timerfd_settime, fd, flags, value, old);
+}
 C
-    mv "$tmp/nodeepbind.so" "$out/nodeepbind.so"
+    mv "$tmp/faketime-fixes.so" "$out/faketime-fixes.so"
 }
 
 try() { # program  its variable
@@ -186,6 +217,10 @@ for tool; do
         FAKETIME='@1999-12-31 12:00:00' LD_PRELOAD="${FAKETIME_LIB:-$faketime}" date +%Y | grep -q 1999 ||
             die "libfaketime does not work" "if FAKETIME_LIB is set, check it or unset it; else rm -r $out/faketime and try again"
         say "FAKETIME_LIB: ${FAKETIME_LIB:-$faketime}" ;;
+    postgres)
+        [ -n "${POSTGRES_BIN:-}" ] || postgresql
+        try "${POSTGRES_BIN:-$out/postgresql/bin}/initdb" POSTGRES_BIN
+        try "${POSTGRES_BIN:-$out/postgresql/bin}/postgres" POSTGRES_BIN ;;
     libclang)
         need cc "apt-get install gcc libc6-dev"
         [ -n "${LIBCLANG_PATH:-}" ] || wheel libclang==18.1.1 /libclang.so "$out/libclang/libclang.so" \
@@ -203,7 +238,8 @@ done
     export_if VALKEY_SERVER_OLD "$out/bin/valkey-server-8.0"
     export_if VALKEY_CLI "$out/bin/valkey-cli"
     export_if REDIS_SERVER "$out/bin/redis-server-7.0"
-    [ ! -e "$out/nodeepbind.so" ] || printf 'export FAKETIME_LIB="${FAKETIME_LIB:-%s}"\n' "$faketime"
+    export_if POSTGRES_BIN "$out/postgresql/bin"
+    [ ! -e "$out/faketime-fixes.so" ] || printf 'export FAKETIME_LIB="${FAKETIME_LIB:-%s}"\n' "$faketime"
     # The wheel has no stddef.h and stdarg.h: the C compiler's serve.
     [ ! -e "$out/libclang/libclang.so" ] || cat <<ENV
 if [ -z "\${LIBCLANG_PATH:-}" ]; then

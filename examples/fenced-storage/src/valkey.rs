@@ -1,0 +1,81 @@
+//! Valkey itself: the data and the lock are in one server, so the write can ask the lock. No fence is stored.
+//!
+//! `FLOCK.CHECK lock token` is 1 only while the lock is held under exactly this token: so a holder whose lease is over is refused even
+//! if nobody has come after it. It is as exact as the server: after a failover that lost the grant, the data written under it are lost
+//! too, or were written by somebody who is refused now.
+//!
+//! * In a *script* ([`deposit`]) the check and the write are one step. The simplest; use it where you can.
+//! * In *MULTI* ([`deposit_in_transaction`]) a reply decides nothing: all commands are carried out, whatever CHECK says. So it is asked
+//!   before, under WATCH of the lock's key. Whatever ends or changes the hold between the check and EXEC touches the key, and EXEC
+//!   answers nil. So does a renewal, which is no loss: asked again, CHECK tells the two apart.
+//!
+//! In a cluster the lock and the data must be in one slot: `{alice}:lock`, `{alice}:cents`.
+
+use flock_client::Token;
+use redis::aio::MultiplexedConnection;
+use redis::{Client, Value};
+
+use crate::{DepositError, stored};
+
+/// Connects. The connection must not be shared: WATCH counts for all of it.
+///
+/// # Errors
+/// Those of the server.
+pub async fn connect(url: &str) -> Result<MultiplexedConnection, DepositError> {
+    Ok(Client::open(url)?.get_multiplexed_async_connection().await?)
+}
+
+/// Deposits on an account under the token of the lock that guards it, in a script.
+///
+/// # Errors
+/// [`DepositError::Stale`] if the lock is not held under this token; nothing has changed then. [`DepositError::Storage`] otherwise.
+pub async fn deposit(
+    db: &mut MultiplexedConnection,
+    lock: &str,
+    account: &str,
+    cents: i64,
+    token: Token,
+) -> Result<(), DepositError> {
+    let fenced = "if redis.call('FLOCK.CHECK', KEYS[1], ARGV[1]) == 0 then return 0 end
+                  redis.call('INCRBY', KEYS[2], ARGV[2])
+                  redis.call('RPUSH', KEYS[3], ARGV[2])
+                  return 1";
+    let [cents_key, entries_key] = keys(account);
+    let mut script = redis::cmd("EVAL");
+    script.arg(fenced).arg(3).arg(lock).arg(cents_key).arg(entries_key).arg(stored(token)).arg(cents);
+    match script.query_async(db).await? {
+        0 => Err(DepositError::Stale { token }),
+        _ => Ok(()),
+    }
+}
+
+/// The same in a transaction.
+///
+/// # Errors
+/// As [`deposit`].
+pub async fn deposit_in_transaction(
+    db: &mut MultiplexedConnection,
+    lock: &str,
+    account: &str,
+    cents: i64,
+    token: Token,
+) -> Result<(), DepositError> {
+    let [cents_key, entries_key] = keys(account);
+    loop {
+        redis::cmd("WATCH").arg(lock).exec_async(db).await?;
+        if !redis::cmd("FLOCK.CHECK").arg(lock).arg(stored(token)).query_async::<bool>(db).await? {
+            redis::cmd("UNWATCH").exec_async(db).await?;
+            return Err(DepositError::Stale { token });
+        }
+        let mut write = redis::pipe();
+        write.atomic().cmd("INCRBY").arg(&cents_key).arg(cents).cmd("RPUSH").arg(&entries_key).arg(cents);
+        match write.query_async(db).await? {
+            Value::Nil => {} // the lock's key was touched: by a renewal, or it is lost
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn keys(account: &str) -> [String; 2] {
+    [format!("{account}:cents"), format!("{account}:entries")]
+}
