@@ -171,6 +171,12 @@ impl TokenCounter {
         Ok((token, self.reserve_if_half_used()))
     }
 
+    /// Others have announced tokens up to `heard`: what is handed out from now on is above that, and above the clock. Not above this
+    /// counter's own mark, or two servers that take over from each other would drive each other up.
+    pub fn take_over(&mut self, heard: u64, wall: WallClock) {
+        self.saw(heard.max(wall.units));
+    }
+
     /// Raises the counter to at least `floor`; returns the mark to announce, if a new one is due.
     pub fn raise(&mut self, floor: u64) -> Option<u64> {
         self.saw(floor);

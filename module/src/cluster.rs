@@ -5,9 +5,9 @@
 //! any other node may have handed out. They are remembered when heard and applied only then: two nodes that followed each other's
 //! marks would drive each other up for ever.
 //!
-//! An atomic migration says when slots have arrived. The older way (SETSLOT, MIGRATE) says nothing, so once a second this node looks
-//! which slots it serves or imports, and takes over when there is one more. That is soon enough: an importing node grants nothing
-//! before SETSLOT NODE, and the mark it hears when the import begins is 2^20 tokens ahead of what the other node hands out.
+//! An atomic migration says when slots have arrived. The older way (SETSLOT, MIGRATE) says nothing. So this node knows its slots: it looks
+//! once a second which it serves or imports, and takes over when there is one more, or when a command for a slot that it does not know
+//! gets here, whichever is first.
 
 use crate::ffi::cluster::SlotOwner;
 use crate::ffi::ctx::{Ctx, LogLevel};
@@ -21,7 +21,7 @@ use flock_core::lock::Change;
 use flock_core::refusal::EndReason;
 use flock_core::wait_queue::QueueId;
 use flock_core::{Name, wire};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// So many queues are looked at per tick: a check costs about a microsecond.
 const QUEUES_PER_TICK: usize = 1_000;
@@ -31,6 +31,8 @@ const LOOK_EVERY_US: u64 = 1_000_000;
 
 /// Atomic migrations away from this node.
 static EXPORTS: AtomicUsize = AtomicUsize::new(0);
+/// Whether this server runs in cluster mode, which does not change.
+static IS_ON: AtomicBool = AtomicBool::new(false);
 static LOOKED_AT_US: AtomicU64 = AtomicU64::new(0);
 static SLOTS: MainThread<Slots> = MainThread::new();
 /// Where the next tick goes on, so that all are looked at in turn.
@@ -40,7 +42,7 @@ static HEARD: AtomicU64 = AtomicU64::new(0);
 
 /// Called from the server's cron.
 pub(crate) fn look(ctx: &Ctx<'_>) {
-    if !ctx.flags().is_cluster() {
+    if !IS_ON.load(Ordering::Relaxed) {
         return;
     }
     dismiss_moved(ctx);
@@ -70,7 +72,10 @@ pub(crate) fn on_slot_migration(ctx: &Ctx<'_>, stage: SlotMigration) {
             dismiss_moved(ctx);
             turn::announce_mark_soon();
         }
-        SlotMigration::ImportCompleted => take_over(),
+        SlotMigration::ImportCompleted => {
+            take_over();
+            with_table(|table| table.recall(state::now()));
+        }
     }
 }
 
@@ -80,21 +85,30 @@ pub(crate) fn is_exporting() -> bool {
     EXPORTS.load(Ordering::Relaxed) > 0
 }
 
+/// A command for this key got here, so its slot is this node's, or on its way.
+pub(crate) fn meet(ctx: &Ctx<'_>, key: ServerStr<'_>) {
+    if IS_ON.load(Ordering::Relaxed)
+        && let Some(slot) = ctx.key_slot(key).and_then(|slot| usize::try_from(slot).ok())
+        && SLOTS.with(|known| known.insert(slot)) == Some(true)
+    {
+        take_over();
+    }
+}
+
 /// Slots have come, or begin to come, from another node: what is granted from now on is above what that node may have granted.
-pub(crate) fn take_over() {
-    apply_heard_marks();
-    with_table(|table| {
-        if table.counter().is_seeded() {
-            let _announced_soon = table.took_over(state::wall_clock());
-        }
-        table.recall(state::now());
-    });
+fn take_over() {
+    with_table(|table| table.took_over(HEARD.load(Ordering::Relaxed), state::wall_clock()));
     turn::announce_mark_soon();
+}
+
+/// This node is no primary any more: what it exports, it does not.
+pub(crate) fn demoted() {
+    EXPORTS.store(0, Ordering::Relaxed);
 }
 
 /// Whether the key of this name is another node's.
 pub(crate) fn has_moved(ctx: &Ctx<'_>, name: &Name) -> bool {
-    ctx.flags().is_cluster() && why_not_served(ctx, ServerString::new(name.key()).as_str()) == Some(EndReason::Moved)
+    IS_ON.load(Ordering::Relaxed) && why_not_served(ctx, ServerString::new(name.key()).as_str()) == Some(EndReason::Moved)
 }
 
 /// Ends the waits for names that this node serves no more.
@@ -171,12 +185,17 @@ impl Slots {
             let range =
                 range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
             for slot in range.map(|(first, last)| first..=last).into_iter().flatten().take(Self::COUNT) {
-                if let Some(word) = slots.0.get_mut(slot / 64) {
-                    *word |= 1 << (slot % 64);
-                }
+                slots.insert(slot);
             }
         }
         slots
+    }
+
+    /// Adds a slot. Says whether it is new.
+    fn insert(&mut self, slot: usize) -> bool {
+        let Some(word) = self.0.get_mut(slot / 64) else { return false };
+        let before = std::mem::replace(word, *word | 1 << (slot % 64));
+        before != *word
     }
 
     /// Whether there is a slot in here that is not in `other`.
@@ -186,8 +205,9 @@ impl Slots {
 }
 
 /// No slots. Once, while loading the module.
-pub(crate) fn install() {
+pub(crate) fn install(ctx: &Ctx<'_>) {
     SLOTS.install(Slots::of_this_node(""));
+    IS_ON.store(ctx.flags().is_cluster(), Ordering::Relaxed);
 }
 
 #[cfg(test)]

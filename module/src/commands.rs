@@ -9,7 +9,7 @@ use crate::ffi::reply;
 use crate::ffi::string::{ServerStr, ServerString};
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
-use crate::{apply, blocking, config, inspect, role};
+use crate::{apply, blocking, cluster, config, inspect, role};
 use flock_core::request::{Acquire, Release, Renew, Revoke, Wait};
 use flock_core::table::{Acquired, Caller};
 use flock_core::wire::command::{Check, Command, Info, List};
@@ -154,6 +154,7 @@ impl<'a> Target<'a> {
             return Err(WireError::READ_ONLY);
         }
         let name = args.string(1).ok_or(NO_KEY)?;
+        cluster::meet(ctx, name);
         let db = u16::try_from(ctx.selected_db())
             .map_err(|_| WireError::fixed(ErrorCode::Err, "locks are possible in databases 0 to 65535 only"))?;
         let key = Key::open(ctx, name, Mode::Write);

@@ -48,6 +48,7 @@ pub(crate) fn load(ctx: &Ctx<'_>, args: &[&[u8]]) -> Result<(), String> {
         ctx.log(LogLevel::Warning, "this system has no timerfd: leases end up to 100 ms late");
     }
     state::install();
+    cluster::install(ctx);
     config::warn_of_eviction(ctx);
     ctx.log(LogLevel::Notice, concat!("flock ", env!("CARGO_PKG_VERSION"), " loaded"));
     Ok(())

@@ -6,7 +6,7 @@
 use crate::ffi::ctx::{Ctx, LogLevel};
 use crate::perform::Shell;
 use crate::state::{self, with_table};
-use crate::{cluster, config};
+use crate::{cluster, config, turn};
 use flock_core::token::{ClockFault, DAY_UNITS};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -77,4 +77,6 @@ fn take_over(ctx: &Ctx<'_>) {
         return;
     };
     Shell::in_turn(ctx).announce_mark(mark);
+    // Again from the next turn: this may be a command that another module has called without replicating it.
+    turn::announce_mark_soon();
 }

@@ -25,6 +25,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         }
         Event::RoleChanged { is_primary: false } => {
             role::may_have_changed();
+            cluster::demoted();
             propagation::somebody_may_listen();
             if let Some(decision) = with_table(|table| table.demoted()) {
                 Shell::in_turn(ctx).perform_keyless(decision);

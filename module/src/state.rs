@@ -23,7 +23,6 @@ pub(crate) fn install() {
     crate::perform::install();
     crate::blocking::install();
     crate::turn::install();
-    crate::cluster::install();
 }
 
 /// Runs `body` on the table. `None` in a callback that the server makes while another `body` is running: then there is nothing to

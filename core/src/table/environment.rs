@@ -162,11 +162,12 @@ impl Table {
         self.counter.seed(wall)
     }
 
-    /// This server takes over names that another one served: what is granted from now on is above the clock and above every mark it
-    /// has seen. Returns the mark to announce at once.
-    #[must_use]
-    pub fn took_over(&mut self, wall: WallClock) -> u64 {
-        self.counter.seed(wall)
+    /// This server takes over names that others served, who have announced tokens up to `heard`: what is granted from now on is above
+    /// that, and above the clock. A mark may have to be announced ([`Table::announce_mark`]).
+    pub fn took_over(&mut self, heard: u64, wall: WallClock) {
+        if self.counter.is_seeded() {
+            self.counter.take_over(heard, wall);
+        }
     }
 
     /// Nobody may end the holds of this lock here for now: its slot is not this node's. It comes up again at `until`, or when
