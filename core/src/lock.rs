@@ -271,6 +271,16 @@ impl Start {
         }
     }
 
+    /// The deadline that came with a change, or else the duration from the start. A deadline may be made up: none lies further ahead than
+    /// the longest duration, since all that are noted must lie within days of each other.
+    fn until(self, deadline: Option<Time>, duration: Millis) -> Time {
+        match (self, deadline) {
+            (Self::Now(now), Some(deadline)) => deadline.min(now.after(DURATION_MAX)),
+            (Self::AfterLoading, Some(deadline)) => deadline,
+            (_, None) => self.deadline(duration),
+        }
+    }
+
     fn granted(self) -> Time {
         match self {
             Self::Now(now) => now,
@@ -419,7 +429,7 @@ impl Lock {
             Change::Grant(grant) => self.insert(grant, start),
             Change::Renew { token, lease, deadline } => self.edit(*token, |hold| {
                 hold.tenure.set_lease(*lease);
-                hold.tenure.set_deadline(deadline.unwrap_or_else(|| start.deadline(*lease)));
+                hold.tenure.set_deadline(start.until(*deadline, *lease));
                 if hold.claim().is_some() {
                     hold.edit_terms(|terms| terms.claim = None);
                 }
@@ -485,7 +495,7 @@ impl Lock {
 
     fn insert(&mut self, grant: &Grant, start: Start) {
         let granted = self.get(grant.token).map_or_else(|| start.granted(), Hold::granted);
-        let deadline = grant.deadline.unwrap_or_else(|| start.deadline(grant.lasts()));
+        let deadline = start.until(grant.deadline, grant.lasts());
         let hold = Hold {
             owner: grant.owner.clone(),
             token: grant.token,

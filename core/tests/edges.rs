@@ -2,13 +2,14 @@
 
 mod support;
 
-use flock_core::lock::Mode;
+use flock_core::lock::{Mode, Start};
 use flock_core::request::ReleaseScope;
+use flock_core::snapshot::Image;
 use flock_core::table::{Caller, Deaf};
 use flock_core::token::WallClock;
 use flock_core::{
-    Acquire, Acquired, Change, Grant, Limits, Millis, Owner, Place, Refusal, Release, Table, Time, Token, TokenCounter,
-    Wait,
+    Acquire, Acquired, Change, Due, Grant, Limits, Millis, Name, Owner, Place, Refusal, Release, Table, Time, Token,
+    TokenCounter, Wait,
 };
 use support::world::{World, wall};
 
@@ -177,5 +178,39 @@ fn many_waiters_leave_from_anywhere_and_the_rest_stay_in_order() {
         assert_eq!(world.release(0, &release(current)), Ok(true));
         current = next;
         assert_eq!(world.primary.holds(0).map(|hold| hold.owner.to_vec()).collect::<Vec<_>>(), [current.as_bytes()]);
+    }
+}
+
+#[test]
+fn forged_deadline_delays_no_other_lease() {
+    // Deadlines are ordered as long as they lie within days of each other. One of a made-up value, years ahead, must not get among them.
+    let now = Time::from_us(1_000_000_000);
+    let years_ahead = Time::from_us(now.as_us() + 10 * 365 * 24 * 3600 * 1_000_000);
+    for start in [Start::Now(now), Start::AfterLoading] {
+        let mut table = Table::new(Limits::DEFAULT);
+        let _announced = table.promoted(now, wall(), Millis(0));
+        let grant = Grant {
+            owner: Owner::new(b"a"),
+            mode: Mode::Exclusive,
+            token: Token::new(1).expect("a token"),
+            lease: LEASE,
+            deadline: Some(years_ahead),
+            terms: None,
+        };
+        table.load(Name::new(0, b"forged"), &Image { mark: 1, grants: vec![grant] }, start).expect("there is room");
+        table.start_loaded(now);
+        let place = Place { db: 0, key: b"k", lock: None };
+        let acquired = table.acquire(now, place, &ask("b"), Caller::default(), &mut Deaf);
+        let lock = acquired.lock.expect("it is held");
+        // Both are over by then, the forged one capped to its lease.
+        let later = now.after(Millis(1100));
+        let mut over = Vec::new();
+        while let Due::Look(name, Some(held)) = table.advance(later) {
+            over.push(held);
+            let place = Place { db: 0, key: name.key(), lock: Some(held) };
+            let _performed = table.look(later, place, Some(held), &mut Deaf);
+        }
+        assert!(over.contains(&lock), "{start:?}: a lease did not end");
+        assert_eq!(over.len(), 2, "{start:?}");
     }
 }

@@ -108,7 +108,8 @@ pub(crate) fn demoted() {
 
 /// Whether the key of this name is another node's.
 pub(crate) fn has_moved(ctx: &Ctx<'_>, name: &Name) -> bool {
-    IS_ON.load(Ordering::Relaxed) && why_not_served(ctx, ServerString::new(name.key()).as_str()) == Some(EndReason::Moved)
+    IS_ON.load(Ordering::Relaxed)
+        && why_not_served(ctx, ServerString::new(name.key()).as_str()) == Some(EndReason::Moved)
 }
 
 /// Ends the waits for names that this node serves no more.

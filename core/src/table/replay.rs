@@ -1,6 +1,7 @@
 //! Replicas and loading: they apply what was decided elsewhere.
 
 use super::{LockId, Place, Table};
+use crate::deadlines::Deadlines;
 use crate::effect::Decision;
 use crate::lock::{Change, Start};
 use crate::name::Name;
@@ -78,6 +79,8 @@ impl Table {
     /// Loading has ended: leases that were loaded without a deadline start now, and the grace of session holds, if this server decides
     /// already.
     pub fn start_loaded(&mut self, now: Time) {
+        // Noted anew: a stored deadline may be made up, and those that are noted must lie within days of each other.
+        self.deadlines = Deadlines::default();
         for slot in 0..self.locks.end() {
             let Some(lock) = LockId::from_slot(slot) else { return };
             let Some(entry) = self.locks.get_mut(slot) else {
