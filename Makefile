@@ -3,7 +3,7 @@
 #              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long soak bench bench-check planted-bugs deny clean
+.PHONY: help setup libclang build run check doc test test-long soak bench bench-check planted-bugs fuzz asan deny clean
 
 with_tools := . target/tools/env.sh &&
 
@@ -51,6 +51,12 @@ bench-check: setup build ## every performance goal with its measured value; fail
 
 planted-bugs: ## plant each bug of core/tests/planted_bugs.md and see the named tests fail
 	@scripts/planted-bugs.sh
+
+fuzz: ## fuzz the core, SECONDS for each target (60), or one TARGET; needs rustup
+	@scripts/fuzz.sh "$(or $(SECONDS),60)" $(TARGET)
+
+asan: ## the contract tests against the module under AddressSanitizer, on both servers; needs rustup
+	@scripts/asan.sh
 
 deny: ## licences, advisories and sources of the dependencies; needs cargo-deny
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
