@@ -29,7 +29,7 @@ on_own_servers![
 ];
 
 /// How many leases fall due together.
-const LEASES: u32 = 200;
+const LEASES: u32 = 1_000;
 
 /// [`LEASES`] leases, ten of them with a waiter behind, and session holds on a connection of their own.
 struct Crowd {
