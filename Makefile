@@ -3,7 +3,7 @@
 #              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long soak bench bench-check planted-bugs fuzz asan deny clean
+.PHONY: help setup libclang build run check doc test test-long soak bench bench-check bench-peers planted-bugs fuzz asan deny clean
 
 with_tools := . target/tools/env.sh &&
 
@@ -48,6 +48,9 @@ bench: ## measure the core: time and allocations per operation
 bench-check: setup build ## every performance goal with its measured value; fails if one is missed
 	$(with_tools) FLOCK_MODULE="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so" \
 	  cargo run --release -p flock-benches --bin bench-check
+
+bench-peers: setup build ## FLOCK beside other lock systems; writes benches/data and benches/plots
+	@scripts/bench-peers.sh
 
 planted-bugs: ## plant each bug of core/tests/planted_bugs.md and see the named tests fail
 	@scripts/planted-bugs.sh

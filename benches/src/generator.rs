@@ -17,6 +17,10 @@ pub enum Answer {
     One,
     /// OK.
     Ok,
+    /// PONG.
+    Pong,
+    /// Nil: how some scripts say that the lock is taken.
+    Nil,
     /// `QUEUED` and a position.
     Queued,
 }
@@ -25,7 +29,7 @@ impl Answer {
     /// Lines per answer.
     fn lines(self) -> usize {
         match self {
-            Answer::Token | Answer::One | Answer::Ok => 1,
+            Answer::Token | Answer::One | Answer::Ok | Answer::Pong | Answer::Nil => 1,
             Answer::Queued => 4,
         }
     }
@@ -35,6 +39,8 @@ impl Answer {
             Answer::Token => line.first() == Some(&b':') && line != b":0",
             Answer::One => line == b":1",
             Answer::Ok => line == b"+OK",
+            Answer::Pong => line == b"+PONG",
+            Answer::Nil => line == b"$-1",
             Answer::Queued => line.first() == Some(&b':') || line == b"*2" || line == b"$6" || line == b"QUEUED",
         }
     }
@@ -97,7 +103,23 @@ impl Pipe {
     /// # Panics
     /// If one is not as it should be, or does not come.
     pub fn run(&mut self, batch: &Batch) {
+        self.send(batch);
+        self.receive(batch);
+    }
+
+    /// Sends a batch, whose answers are to be received before the next is sent.
+    ///
+    /// # Panics
+    /// If the server does not read.
+    pub fn send(&mut self, batch: &Batch) {
         self.stream.write_all(&batch.bytes).expect("the server reads");
+    }
+
+    /// Takes all answers to a batch that was sent.
+    ///
+    /// # Panics
+    /// If one is not as it should be, or does not come.
+    pub fn receive(&mut self, batch: &Batch) {
         let mut lines = batch.commands * batch.answer.lines();
         while lines > 0 {
             let read = self.stream.read(&mut self.inbox[self.filled..]).expect("the server answers");

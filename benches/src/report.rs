@@ -17,6 +17,8 @@ pub enum Unit {
     Bytes,
     /// Bytes, shown as KiB.
     Kibibytes,
+    /// A number of things.
+    Count,
 }
 
 impl Unit {
@@ -27,6 +29,7 @@ impl Unit {
             Unit::Duration => format!("{:.1} ms", value * 1e3),
             Unit::Bytes => format!("{value:.0} B"),
             Unit::Kibibytes => format!("{:.0} KiB", value / 1024.0),
+            Unit::Count => format!("{value:.0}"),
         }
     }
 }
@@ -56,10 +59,19 @@ impl Report {
 
     /// A figure that must be at most `limit`.
     pub fn goal(&mut self, what: &str, measured: Summary, limit: f64, unit: Unit) {
-        self.goals += 1;
-        let met = measured.median <= limit;
-        let verdict = if met { "PASS" } else { "MISS" };
         let line = format!("{}   <= {}", line(what, measured, unit), unit.show(limit));
+        self.judge(measured.median <= limit, line);
+    }
+
+    /// A figure that must be at least `limit`.
+    pub fn goal_at_least(&mut self, what: &str, measured: Summary, limit: f64, unit: Unit) {
+        let line = format!("{}   >= {}", line(what, measured, unit), unit.show(limit));
+        self.judge(measured.median >= limit, line);
+    }
+
+    fn judge(&mut self, met: bool, line: String) {
+        self.goals += 1;
+        let verdict = if met { "PASS" } else { "MISS" };
         println!("  {verdict}  {line}");
         if !met {
             self.missed.push(line);

@@ -8,11 +8,16 @@ use flock_tests::server::Server;
 use crate::generator::{Answer, Batch, Pipe};
 use crate::measure::cpu_ns_each;
 use crate::names::{self, KEY_BYTES, OWNER_BYTES};
+use crate::redisson::{self, Names};
 
 /// A lease that ends long after the bench.
 pub const LONG_LEASE_MS: u32 = 12 * 3600 * 1000;
 /// The lease of what is measured: the usual length, and shorter than that of the locks held beside it.
 const LEASE_MS: u32 = 30_000;
+/// A release of Redisson's has a name of its own, as long as this one.
+const RELEASE: &str = "0123456789abcdef0123456789abcdef";
+/// A clock, for the deadlines of a fair lock that nobody waits for.
+const NOW_MS: u64 = 1_700_000_000_000;
 
 /// Takes a lock, with a fencing token from one counter for all locks. (A counter for each, as usual, costs more and leaves it behind.)
 const LUA_TAKE: &str = "\
@@ -24,6 +29,11 @@ return token";
 /// Gives it back.
 const LUA_GIVE: &str = "\
 if redis.call('hget', KEYS[1], 'owner') == ARGV[1] then return redis.call('del', KEYS[1]) end
+return 0";
+
+/// Deletes a key that has the given value: the usual way to give back what `SET NX PX` took, where there is no `DELIFEQ`.
+pub const COMPARE_AND_DELETE: &str = "\
+if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end
 return 0";
 
 /// How a lock is taken and given back.
@@ -40,41 +50,116 @@ pub enum Scheme {
         /// The digest of the script that gives back.
         give: String,
     },
+    /// `SET NX PX`, and a script that compares and deletes, called by its digest: no fencing token.
+    SetScript {
+        /// The digest of the script.
+        give: String,
+    },
+    /// [`redisson`]'s lock: three commands, with that which deletes the result of the release.
+    Redisson {
+        /// The digest of the script that takes.
+        take: String,
+        /// The digest of the script that gives back.
+        give: String,
+    },
+    /// [`redisson`]'s fair lock, likewise.
+    RedissonFair {
+        /// The digest of the script that takes.
+        take: String,
+        /// The digest of the script that gives back.
+        give: String,
+    },
+    /// Two PINGs: what any two commands cost.
+    Ping,
 }
 
 impl Scheme {
     /// The scripts, made known to the server.
     pub fn fenced_lua(server: &Server) -> Scheme {
-        let mut conn = server.connect(Protocol::Resp2);
-        let mut load = |script| conn.cmd(&args!["SCRIPT", "LOAD", script]).as_str().to_owned();
-        Scheme::FencedLua { take: load(LUA_TAKE), give: load(LUA_GIVE) }
+        Scheme::FencedLua { take: load(server, LUA_TAKE), give: load(server, LUA_GIVE) }
+    }
+
+    /// The script, made known to the server.
+    pub fn set_script(server: &Server) -> Scheme {
+        Scheme::SetScript { give: load(server, COMPARE_AND_DELETE) }
+    }
+
+    /// The scripts, made known to the server.
+    pub fn redisson(server: &Server) -> Scheme {
+        Scheme::Redisson { take: load(server, redisson::TAKE), give: load(server, redisson::GIVE) }
+    }
+
+    /// The scripts, made known to the server.
+    pub fn redisson_fair(server: &Server) -> Scheme {
+        Scheme::RedissonFair { take: load(server, redisson::TAKE_FAIR), give: load(server, redisson::GIVE_FAIR) }
     }
 
     /// The command that takes the lock.
     pub fn take(&self, key: &[u8], owner: &[u8], lease_ms: u32) -> Vec<Vec<u8>> {
         match self {
             Scheme::Flock => args!["FLOCK.ACQUIRE", key, owner, lease_ms].to_vec(),
-            Scheme::SetDelIfEq => args!["SET", key, owner, "NX", "PX", lease_ms].to_vec(),
+            Scheme::SetDelIfEq | Scheme::SetScript { .. } => args!["SET", key, owner, "NX", "PX", lease_ms].to_vec(),
             Scheme::FencedLua { take, .. } => args!["EVALSHA", take, 2, key, "tokens", owner, lease_ms].to_vec(),
+            Scheme::Redisson { take, .. } => args!["EVALSHA", take, 1, key, lease_ms, owner].to_vec(),
+            Scheme::RedissonFair { take, .. } => {
+                let Names { queue, deadlines, .. } = names_of(key);
+                args!["EVALSHA", take, 3, key, queue, deadlines, lease_ms, owner, redisson::ALLOWANCE_MS, NOW_MS]
+                    .to_vec()
+            }
+            Scheme::Ping => args!["PING"].to_vec(),
         }
     }
 
-    /// The command that gives it back.
-    pub fn give(&self, key: &[u8], owner: &[u8]) -> Vec<Vec<u8>> {
-        match self {
+    /// The commands that give it back.
+    pub fn give(&self, key: &[u8], owner: &[u8]) -> Vec<Vec<Vec<u8>>> {
+        let one = match self {
             Scheme::Flock => args!["FLOCK.RELEASE", key, owner].to_vec(),
             Scheme::SetDelIfEq => args!["DELIFEQ", key, owner].to_vec(),
-            Scheme::FencedLua { give, .. } => args!["EVALSHA", give, 1, key, owner].to_vec(),
-        }
+            Scheme::FencedLua { give, .. } | Scheme::SetScript { give } => {
+                args!["EVALSHA", give, 1, key, owner].to_vec()
+            }
+            Scheme::Redisson { give, .. } => {
+                let names = names_of(key);
+                let (channel, result) = (&names.channel, names.result(RELEASE));
+                let (freed, kept_ms) = (redisson::FREED, redisson::RESULT_MS);
+                let give = args!["EVALSHA", give, 3, key, channel, result, freed, LEASE_MS, owner, kept_ms].to_vec();
+                return vec![give, args!["DEL", result].to_vec()];
+            }
+            Scheme::RedissonFair { give, .. } => {
+                let names = names_of(key);
+                let (Names { queue, deadlines, channel, .. }, result) = (&names, names.result(RELEASE));
+                let (freed, kept_ms) = (redisson::FREED, redisson::RESULT_MS);
+                let mut release = args!["EVALSHA", give, 5, key, queue, deadlines, channel, result].to_vec();
+                release.extend(args![freed, LEASE_MS, owner, NOW_MS, kept_ms]);
+                return vec![release, args!["DEL", result].to_vec()];
+            }
+            Scheme::Ping => args!["PING"].to_vec(),
+        };
+        vec![one]
     }
 
     /// What a lock that could be taken is answered with.
     pub fn taken(&self) -> Answer {
         match self {
             Scheme::Flock | Scheme::FencedLua { .. } => Answer::Token,
-            Scheme::SetDelIfEq => Answer::Ok,
+            Scheme::SetDelIfEq | Scheme::SetScript { .. } => Answer::Ok,
+            Scheme::Redisson { .. } | Scheme::RedissonFair { .. } => Answer::Nil,
+            Scheme::Ping => Answer::Pong,
         }
     }
+
+    /// What giving it back is answered with.
+    pub fn given(&self) -> Answer {
+        if *self == Scheme::Ping { Answer::Pong } else { Answer::One }
+    }
+}
+
+fn load(server: &Server, script: &str) -> String {
+    server.connect(Protocol::Resp2).cmd(&args!["SCRIPT", "LOAD", script]).as_str().to_owned()
+}
+
+fn names_of(key: &[u8]) -> Names {
+    Names::of(&String::from_utf8_lossy(key))
 }
 
 /// Takes `count` locks with random names and keeps them.
@@ -105,11 +190,13 @@ impl<'server> Pairs<'server> {
     /// Makes the commands for `names` locks with random names and owners.
     pub fn new(server: &'server Server, scheme: &Scheme, random: &mut Random, depth: usize, names: usize) -> Self {
         let batches = (0..names / depth).map(|_| {
-            let (mut take, mut give) = (Batch::new(scheme.taken()), Batch::new(Answer::One));
+            let (mut take, mut give) = (Batch::new(scheme.taken()), Batch::new(scheme.given()));
             for _ in 0..depth {
                 let (key, owner) = (names::key(random, KEY_BYTES), names::owner(random, OWNER_BYTES));
                 take.push(&scheme.take(&key, &owner, LEASE_MS));
-                give.push(&scheme.give(&key, &owner));
+                for command in scheme.give(&key, &owner) {
+                    give.push(&command);
+                }
             }
             (take, give)
         });

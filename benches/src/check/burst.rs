@@ -20,14 +20,22 @@ use crate::names::{self, KEY_BYTES, OWNER_BYTES};
 use crate::report::{Report, Unit};
 use crate::scheme::{Pairs, Scheme};
 
-const LEASES: usize = 100_000;
-/// They end within this.
-const WINDOW: Duration = Duration::from_millis(100);
-/// Long enough to take them all before.
-const LEAD: Duration = Duration::from_millis(3000);
+/// Leases that end together.
+#[derive(Clone, Copy)]
+struct Burst {
+    leases: usize,
+    /// They end within this.
+    window: Duration,
+    /// Long enough to take them all before.
+    lead: Duration,
+}
+
+const SMALL: Burst = Burst { leases: 100_000, window: Duration::from_millis(100), lead: Duration::from_millis(3000) };
+const MILLION: Burst = Burst { leases: 1_000_000, window: Duration::from_secs(1), lead: Duration::from_secs(30) };
 const PROBE_EVERY: Duration = Duration::from_millis(1);
 const RUNS: usize = 5;
 const RUNS_OF_STRINGS: usize = 3;
+const RUNS_OF_A_MILLION: usize = 3;
 /// Strings are slow to go; nothing else should be.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
 
@@ -49,15 +57,27 @@ pub fn no_stall(report: &mut Report, random: &mut Random) {
     }
     show(report, "while the server is busy with SET NX PX + DELIFEQ", &[busy.longest()]);
 
-    let (stalls, ends) = runs(&server, &Scheme::Flock, random, RUNS);
+    let (stalls, ends) = runs(&server, &Scheme::Flock, SMALL, random, RUNS);
     let own = seconds(&stalls, |stall| stall.own);
     report.goal("while the leases end", Summary::of(&own), 0.010, Unit::Duration);
     show(report, "while the leases end", &stalls);
     report.goal("from the end of the last lease until all locks are free", Summary::of(&ends), 2.0, Unit::Duration);
 
-    let (stalls, ends) = runs(&server, &Scheme::SetDelIfEq, random, RUNS_OF_STRINGS);
+    let (stalls, ends) = runs(&server, &Scheme::SetDelIfEq, SMALL, random, RUNS_OF_STRINGS);
     show(report, "the same with SET NX PX", &stalls);
     report.shown("the same with SET NX PX: until all keys are gone", Summary::of(&ends), Unit::Duration);
+}
+
+/// The goal of a million.
+pub fn no_stall_by_a_million(report: &mut Report, random: &mut Random) {
+    report.section("Burst: 1,000,000 leases end within the same second");
+    let server = builder().start();
+    settle();
+    let (stalls, ends) = runs(&server, &Scheme::Flock, MILLION, random, RUNS_OF_A_MILLION);
+    let own = seconds(&stalls, |stall| stall.own);
+    report.goal("while the leases end", Summary::of(&own), 0.010, Unit::Duration);
+    show(report, "while the leases end", &stalls);
+    report.shown("from the end of the last lease until all locks are free", Summary::of(&ends), Unit::Duration);
 }
 
 fn show(report: &Report, what: &str, stalls: &[Stall]) {
@@ -76,31 +96,33 @@ fn seconds(stalls: &[Stall], which: impl Fn(&Stall) -> Duration) -> Vec<f64> {
 }
 
 /// The longest round trip of each run, and how many seconds after the last end all was free.
-fn runs(server: &Server, scheme: &Scheme, random: &mut Random, times: usize) -> (Vec<Stall>, Vec<f64>) {
-    (0..times).map(|_| run(server, scheme, random)).unzip()
+fn runs(server: &Server, scheme: &Scheme, burst: Burst, random: &mut Random, times: usize) -> (Vec<Stall>, Vec<f64>) {
+    (0..times).map(|_| run(server, scheme, burst, random)).unzip()
 }
 
-fn run(server: &Server, scheme: &Scheme, random: &mut Random) -> (Stall, f64) {
+fn run(server: &Server, scheme: &Scheme, burst: Burst, random: &mut Random) -> (Stall, f64) {
     let mut conn = server.connect(Protocol::Resp2);
     let mut pipe = Pipe::open(server.addr());
-    let first_end = Instant::now() + LEAD;
+    let Burst { leases, window, lead } = burst;
+    let window_ms = u32::try_from(window.as_millis()).unwrap_or(u32::MAX);
+    let first_end = Instant::now() + lead;
     let mut later = 0;
-    for _ in 0..LEASES / 250 {
+    for _ in 0..leases / 250 {
         let left = first_end.saturating_duration_since(Instant::now());
-        assert!(!left.is_zero(), "the machine is too slow to take {LEASES} locks in {LEAD:?}");
+        assert!(!left.is_zero(), "the machine is too slow to take {leases} locks in {lead:?}");
         let left = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let mut batch = Batch::new(scheme.taken());
         for _ in 0..250 {
             let (key, owner) = (names::key(random, KEY_BYTES), names::owner(random, OWNER_BYTES));
             batch.push(&scheme.take(&key, &owner, left + later));
-            later = (later + 1) % 100;
+            later = (later + 1) % window_ms;
         }
         pipe.run(&batch);
     }
-    assert_eq!(count(&mut conn, scheme), i64::try_from(LEASES).unwrap_or_default(), "all are held");
+    assert_eq!(count(&mut conn, scheme), i64::try_from(leases).unwrap_or_default(), "all are held");
     let_pass((first_end - Duration::from_millis(50)).saturating_duration_since(Instant::now()));
     let probe = Probe::start(server);
-    let last_end = first_end + WINDOW;
+    let last_end = first_end + window;
     let_pass(last_end.saturating_duration_since(Instant::now()));
     wait_until("all is free", GONE_WITHIN, || count(&mut conn, scheme) == 0);
     let late = Instant::now().saturating_duration_since(last_end);
@@ -111,7 +133,7 @@ fn run(server: &Server, scheme: &Scheme, random: &mut Random) -> (Stall, f64) {
 fn count(conn: &mut Conn, scheme: &Scheme) -> i64 {
     match scheme {
         Scheme::Flock => Info::ask(conn, "flock_locks").number("flock_held"),
-        Scheme::SetDelIfEq | Scheme::FencedLua { .. } => conn.cmd(&["DBSIZE"]).as_int(),
+        _ => conn.cmd(&["DBSIZE"]).as_int(),
     }
 }
 

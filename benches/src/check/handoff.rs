@@ -1,9 +1,10 @@
-//! A handoff does not depend on how many wait.
+//! A handoff does not depend on how many wait, and takes little longer than a round trip.
 //!
-//! The server runs a burst of releases, each of which hands the lock to the next in line; then those who had it join the end of the queue
-//! again, which is not measured.
+//! For its cost the server runs a burst of releases, each of which hands the lock to the next in line; for the time it takes there is one
+//! release after the other. Then those who had the lock join the end of the queue again, which is not measured.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use flock_tests::args;
 use flock_tests::random::Random;
@@ -20,11 +21,12 @@ use crate::report::{Report, Unit};
 use crate::scheme::LONG_LEASE_MS;
 
 const KEY: &str = "lock:handed-from-one";
-const CHANNEL: &str = "to-all-waiters";
 /// Handoffs per turn.
 const BURST: usize = 50;
+/// The connections that the waiters of a queue listen on, where the time of a handoff is measured.
+const LISTENERS: usize = 10;
 
-/// Both goals, and how it goes on with more waiters: a cost that grows with the logarithm looks different from one that is proportional.
+/// Both goals of the cost, and how it goes on with more waiters: a cost that grows with the logarithm looks different from one that is proportional.
 pub fn independent_of_waiters(report: &mut Report, random: &mut Random) {
     report.section("Handoff: main-thread CPU from a RELEASE to the next waiter's grant, in bursts of 50");
     let servers = [(); 7].map(|()| builder().start());
@@ -43,7 +45,7 @@ pub fn independent_of_waiters(report: &mut Report, random: &mut Random) {
     let mut lines: Vec<Queued<'_>> = queue
         .iter()
         .zip([100, 1000, 10_000, 100_000])
-        .map(|(server, waiters)| Queued::new(server, random, waiters))
+        .map(|(server, waiters)| Queued::new(server, random, waiters, 1))
         .collect();
     let [few, some, many, most] = &mut lines[..] else { return };
     let cost =
@@ -56,6 +58,49 @@ pub fn independent_of_waiters(report: &mut Report, random: &mut Random) {
     report.shown("QUEUE, 10,000 waiters", Summary::of(many), Unit::Time);
 }
 
+/// The goals of the time, in round trips of a PING.
+pub fn within_round_trips(report: &mut Report, random: &mut Random) {
+    report.section(
+        "Handoff: from sending a RELEASE until the next waiter has read its grant / PING round trip, one after the other",
+    );
+    let servers = [(); 3].map(|()| builder().start());
+    settle();
+    let mut few = Blocked::new(&servers[0], random, 20);
+    let mut many = Blocked::new(&servers[1], random, 1000);
+    let mut queue = Queued::new(&servers[2], random, 1000, LISTENERS);
+    let mut conn = servers[0].connect(Protocol::Resp2);
+    // Both measure the same queue, in turns that do not overlap.
+    let queue = std::cell::RefCell::new(&mut queue);
+    let times = alternate(
+        100,
+        &mut [
+            &mut || ping(&mut conn),
+            &mut || few.one_by_one(),
+            &mut || many.one_by_one(),
+            &mut || queue.borrow_mut().one_by_one(false),
+            &mut || queue.borrow_mut().one_by_one(true),
+        ],
+    );
+    let [ping, few, many, queue, confirmed] = &times[..] else { return };
+    report.shown("PING round trip", Summary::of(ping), Unit::Time);
+    report.goal("BLOCK, 20 waiters", Summary::of_ratios(few, ping), 1.60, Unit::Ratio);
+    report.goal("BLOCK, 1,000 waiters", Summary::of_ratios(many, ping), 2.00, Unit::Ratio);
+    let what = format!("QUEUE, 1,000 waiters on {LISTENERS} connections");
+    report.goal(&what, Summary::of_ratios(queue, ping), 2.50, Unit::Ratio);
+    report.shown("  and until a RENEW that confirms it is answered", Summary::of_ratios(confirmed, ping), Unit::Ratio);
+}
+
+/// Nanoseconds of a round trip.
+fn ping(conn: &mut Conn) -> f64 {
+    let mut took = Vec::with_capacity(BURST);
+    for _ in 0..BURST {
+        let start = Instant::now();
+        conn.cmd(&["PING"]);
+        took.push(start.elapsed().as_secs_f64() * 1e9);
+    }
+    Summary::of(&took).median
+}
+
 fn releases<'a>(owners: impl Iterator<Item = &'a Vec<u8>>) -> Batch {
     let mut batch = Batch::new(Answer::One);
     for owner in owners {
@@ -65,7 +110,7 @@ fn releases<'a>(owners: impl Iterator<Item = &'a Vec<u8>>) -> Batch {
 }
 
 /// One holder, and waiters whose connections are blocked.
-struct Blocked<'server> {
+pub(super) struct Blocked<'server> {
     server: &'server Server,
     pipe: Pipe,
     admin: Conn,
@@ -74,7 +119,7 @@ struct Blocked<'server> {
 }
 
 impl<'server> Blocked<'server> {
-    fn new(server: &'server Server, random: &mut Random, waiters: usize) -> Self {
+    pub(super) fn new(server: &'server Server, random: &mut Random, waiters: usize) -> Self {
         let conns = (0..=waiters).map(|_| (names::owner(random, OWNER_BYTES), Conn::open_raw(server.addr())));
         let mut blocked = Blocked {
             server,
@@ -92,8 +137,7 @@ impl<'server> Blocked<'server> {
 
     fn join(&mut self, owners: &[Vec<u8>]) {
         for owner in owners {
-            let conn = self.conns.get_mut(owner).expect("every owner has a connection");
-            conn.send(&args!["FLOCK.ACQUIRE", KEY, owner, LONG_LEASE_MS, "BLOCK", 0]);
+            self.conn_of(owner).send(&join_blocking(owner));
         }
         let (admin, waiters) = (&mut self.admin, self.waiters);
         wait_until("all wait", flock_tests::resp::ANSWER_WITHIN, || {
@@ -111,7 +155,31 @@ impl<'server> Blocked<'server> {
     }
 
     fn granted(&mut self, owner: &[u8]) {
-        self.conns.get_mut(owner).expect("every owner has a connection").recv().as_token();
+        self.conn_of(owner).recv().as_token();
+    }
+
+    fn conn_of(&mut self, owner: &[u8]) -> &mut Conn {
+        self.conns.get_mut(owner).expect("every owner has a connection")
+    }
+
+    /// Nanoseconds from sending a release until the next in line has its grant.
+    fn one_by_one(&mut self) -> f64 {
+        let mut line = VecDeque::from(self.first_in_line(BURST + 1));
+        let mut took = Vec::with_capacity(BURST);
+        for _ in 0..BURST {
+            let holder = line.pop_front().expect("somebody holds the lock");
+            let release = args!["FLOCK.RELEASE", KEY, holder];
+            let start = Instant::now();
+            self.conn_of(&holder).send(&release);
+            self.granted(&line[0]);
+            took.push(start.elapsed().as_secs_f64() * 1e9);
+            assert_eq!(self.conn_of(&holder).recv().as_int(), 1, "the holder held it");
+            self.conn_of(&holder).send(&join_blocking(&holder));
+            // What was sent before is served before: nothing is left to do when the next release comes.
+            self.admin.cmd(&["PING"]);
+            line.push_back(holder);
+        }
+        Summary::of(&took).median
     }
 
     /// Nanoseconds per handoff.
@@ -129,55 +197,110 @@ impl<'server> Blocked<'server> {
     }
 }
 
-/// One holder, and waiters who all listen to one channel, on one connection.
-struct Queued<'server> {
+/// One holder, and waiters who listen on some connections, each to a channel of its own.
+pub(super) struct Queued<'server> {
     server: &'server Server,
     pipe: Pipe,
-    subscriber: Subscriber,
+    conn: Conn,
+    subscribers: Vec<Subscriber>,
     random: Random,
-    line: VecDeque<Vec<u8>>,
+    /// The owners, and which subscriber hears for them.
+    line: VecDeque<(Vec<u8>, usize)>,
+    joined: usize,
+}
+
+fn channel(listener: usize) -> String {
+    format!("to-waiters-{listener}")
 }
 
 impl<'server> Queued<'server> {
-    fn new(server: &'server Server, random: &mut Random, waiters: usize) -> Self {
-        let subscriber = Subscriber::new(server.connect(Protocol::Resp2), "SUBSCRIBE", &[CHANNEL]);
-        let pipe = Pipe::open(server.addr());
-        let mut queued =
-            Queued { server, pipe, subscriber, random: Random::from_seed(random.number()), line: VecDeque::new() };
+    pub(super) fn new(server: &'server Server, random: &mut Random, waiters: usize, listeners: usize) -> Self {
+        let subscribers = (0..listeners)
+            .map(|listener| Subscriber::new(server.connect(Protocol::Resp2), "SUBSCRIBE", &[channel(listener)]));
+        let mut queued = Queued {
+            server,
+            pipe: Pipe::open(server.addr()),
+            conn: server.connect(Protocol::Resp2),
+            subscribers: subscribers.collect(),
+            random: Random::from_seed(random.number()),
+            line: VecDeque::new(),
+            joined: 0,
+        };
         let holder = names::owner(random, OWNER_BYTES);
         let mut batch = Batch::new(Answer::Token);
         batch.push(&args!["FLOCK.ACQUIRE", KEY, holder, LONG_LEASE_MS]);
         queued.pipe.run(&batch);
-        queued.line.push_back(holder);
+        queued.line.push_back((holder, 0));
         queued.join(waiters);
         queued
     }
 
-    fn join(&mut self, count: usize) {
+    pub(super) fn join(&mut self, count: usize) {
         for start in (0..count).step_by(BURST) {
             let mut batch = Batch::new(Answer::Queued);
             for _ in start..count.min(start + BURST) {
                 let owner = names::owner(&mut self.random, OWNER_BYTES);
-                let wait_ms = LONG_LEASE_MS;
-                let join = args!["FLOCK.ACQUIRE", KEY, owner, LONG_LEASE_MS, "QUEUE", wait_ms, "CHANNEL", CHANNEL];
-                batch.push(&join);
-                self.line.push_back(owner);
+                let listener = self.joined % self.subscribers.len();
+                self.joined += 1;
+                batch.push(&join(&owner, &channel(listener)));
+                self.line.push_back((owner, listener));
             }
             self.pipe.run(&batch);
         }
     }
 
-    /// Nanoseconds per handoff.
+    /// Takes the message of a grant, and gives the token.
+    fn granted(&mut self, listener: usize) -> String {
+        let message = self.subscribers[listener].message();
+        let text = String::from_utf8_lossy(&message.payload);
+        let token = text.strip_prefix("granted ").and_then(|rest| rest.split(' ').next());
+        token.unwrap_or_else(|| panic!("expected a grant, got {message:?}")).to_owned()
+    }
+
+    /// Nanoseconds of the server per handoff.
     fn burst(&mut self) -> f64 {
-        let batch = releases(self.line.iter().take(BURST));
+        let batch = releases(self.line.iter().take(BURST).map(|(owner, _)| owner));
+        let next: Vec<usize> = self.line.range(1..=BURST).map(|(_, listener)| *listener).collect();
         self.line.drain(..BURST);
         let (server, pipe) = (self.server, &mut self.pipe);
         let cost = cpu_ns_each(server, BURST, || pipe.run(&batch));
-        for _ in 0..BURST {
-            let message = self.subscriber.message();
-            assert!(message.payload.starts_with(b"granted "), "{message:?}");
+        for listener in next {
+            self.granted(listener);
         }
         self.join(BURST);
         cost
     }
+
+    /// Nanoseconds from sending a release until the next in line has read its grant; and, if it is to be confirmed, has done so.
+    fn one_by_one(&mut self, confirm: bool) -> f64 {
+        let mut took = Vec::with_capacity(BURST);
+        for _ in 0..BURST {
+            let (holder, _) = self.line.pop_front().expect("there is a holder");
+            let (next, listener) = self.line[0].clone();
+            let release = args!["FLOCK.RELEASE", KEY, holder];
+            let start = Instant::now();
+            self.conn.send(&release);
+            let token = self.granted(listener);
+            if !confirm {
+                took.push(start.elapsed().as_secs_f64() * 1e9);
+            }
+            assert_eq!(self.conn.recv().as_int(), 1, "the holder held it");
+            if confirm {
+                let renewed = self.conn.cmd(&args!["FLOCK.RENEW", KEY, next, LONG_LEASE_MS, "TOKEN", token]);
+                took.push(start.elapsed().as_secs_f64() * 1e9);
+                assert_eq!(renewed.as_int(), 1, "the next holds it");
+            }
+        }
+        self.join(BURST);
+        Summary::of(&took).median
+    }
+}
+
+fn join_blocking(owner: &[u8]) -> Vec<Vec<u8>> {
+    args!["FLOCK.ACQUIRE", KEY, owner, LONG_LEASE_MS, "BLOCK", 0].to_vec()
+}
+
+fn join(owner: &[u8], channel: &str) -> Vec<Vec<u8>> {
+    let wait_ms = LONG_LEASE_MS;
+    args!["FLOCK.ACQUIRE", KEY, owner, LONG_LEASE_MS, "QUEUE", wait_ms, "CHANNEL", channel].to_vec()
 }

@@ -8,6 +8,7 @@ use flock_tests::resp::Protocol;
 use flock_tests::server::{Generation, Server};
 use flock_tests::wait::poll;
 
+use super::handoff::{Blocked, Queued};
 use super::{builder, settle, wait_until_rehashed};
 use crate::generator::{Answer, Batch, Pipe};
 use crate::measure::Summary;
@@ -18,6 +19,8 @@ use crate::scheme::{LONG_LEASE_MS, Pairs, Scheme, hold};
 const MANY: usize = 1_000_000;
 const FEWER: usize = 100_000;
 const RELEASED: usize = 200_000;
+const WAITERS: usize = 10_000;
+const BLOCKED: usize = 1000;
 /// The server frees its buffers and shrinks its tables in its own time.
 const FREED_WITHIN: Duration = Duration::from_secs(3);
 
@@ -73,6 +76,36 @@ pub fn per_lock(report: &mut Report, random: &mut Random) -> (Server, Server) {
     (locks, strings)
 }
 
+/// The goal of a waiter. One that blocks costs a connection more, which the server would have without FLOCK too.
+pub fn per_waiter(report: &mut Report, random: &mut Random) {
+    report.section("Memory: used_memory per waiter on one lock, its channel's name included; owner 32 bytes");
+    let server = builder().start();
+    settle();
+    let mut conn = server.connect(Protocol::Resp2);
+    let mut queue = Queued::new(&server, random, 0, 1);
+    let before = used_memory(&mut conn);
+    queue.join(WAITERS);
+    let each = used_memory(&mut conn).saturating_sub(before) as f64 / WAITERS as f64;
+    report.goal("QUEUE, 10,000 waiters on one connection", Summary::exactly(each), 300.0, Unit::Bytes);
+    drop(queue);
+    let server = builder().start();
+    settle();
+    let mut conn = server.connect(Protocol::Resp2);
+    let before = used_memory(&mut conn);
+    let idle: Vec<_> = (0..BLOCKED).map(|_| server.connect(Protocol::Resp2)).collect();
+    let per_idle = used_memory(&mut conn).saturating_sub(before) as f64 / BLOCKED as f64;
+    drop(idle);
+    let server = builder().start();
+    settle();
+    let mut conn = server.connect(Protocol::Resp2);
+    let before = used_memory(&mut conn);
+    let blocked = Blocked::new(&server, random, BLOCKED);
+    let each = used_memory(&mut conn).saturating_sub(before) as f64 / BLOCKED as f64;
+    report.shown("BLOCK, 1,000 waiters, connection included", Summary::exactly(each), Unit::Bytes);
+    report.shown("a connection that does nothing", Summary::exactly(per_idle), Unit::Bytes);
+    drop(blocked);
+}
+
 fn note(report: &Report, lock: BytesEach, string: BytesEach) {
     report.note(&format!(
         "  a lock {:.0} B, a string {:.0} B; resident {:.0} B and {:.0} B",
@@ -116,7 +149,9 @@ fn take_all_then_give_all(server: &Server, scheme: &Scheme, random: &mut Random)
         for _ in 0..64 {
             let (key, owner) = (names::key(random, KEY_BYTES), names::owner(random, OWNER_BYTES));
             take.push(&scheme.take(&key, &owner, LONG_LEASE_MS));
-            give.push(&scheme.give(&key, &owner));
+            for command in scheme.give(&key, &owner) {
+                give.push(&command);
+            }
         }
         pipe.run(&take);
         gives.push(give);
