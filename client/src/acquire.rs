@@ -138,7 +138,7 @@ async fn acquire_in(
     let acknowledged = tokio::select! {
         biased;
         _ = closing.wait_for(|closing| *closing) => Err(AcquireError::ShutDown),
-        reason = held.hold.lost() => Err(AcquireError::Lost { key: held.hold.name.key.to_vec(), reason }),
+        Some(reason) = held.hold.lost() => Err(AcquireError::Lost { key: held.hold.name.key.to_vec(), reason }),
         acknowledged = held.engine.replicas.acknowledge(&held.engine, &held.hold, asked) => acknowledged,
     };
     if acknowledged.is_err() {
@@ -180,6 +180,8 @@ struct Attempt {
     requests: u32,
     /// Whether one of them may still be carried out, or was with its answer lost.
     unanswered: bool,
+    /// Whether a claim may have been confirmed, so that it lasts for the lease.
+    confirming: bool,
     /// Whether the server has ever answered that others hold the lock.
     others_hold: bool,
     trouble: Option<AcquireError>,
@@ -213,6 +215,7 @@ impl Attempt {
             first_sent: None,
             requests: 0,
             unanswered: false,
+            confirming: false,
             others_hold: false,
             trouble: None,
             pulse: None,
@@ -334,14 +337,16 @@ impl Attempt {
             id: self.name.id.as_deref(),
             ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
-        // Noted first: this future may be dropped at the await.
-        let (requests, unanswered) = (self.requests, self.unanswered);
         let engine = Arc::clone(&self.engine);
+        let up = match engine.commands.up().await {
+            Ok(up) => up,
+            Err(error) => return self.without_answer(error),
+        };
+        // Noted first: this future may be dropped at the await. Not before there is a connection: what is noted is to be given back.
+        let unanswered = std::mem::replace(&mut self.unanswered, true);
         self.first_sent.get_or_insert(engine.clock.now());
         self.requests += 1;
-        self.unanswered = true;
-        let answer = engine.commands.call(&command, wire::acquired).await;
-        match answer {
+        match engine.commands.call_over(up, &command, wire::acquired).await {
             Ok(answer) => {
                 self.unanswered = unanswered;
                 self.pulse = Some(answer.pulse);
@@ -366,25 +371,23 @@ impl Attempt {
                     }
                 }
             }
-            Err(CallError::NotSent(source)) => {
-                (self.requests, self.unanswered) = (requests, unanswered);
-                self.trouble = Some(AcquireError::Unavailable(source));
-                Ok(Step::Again)
-            }
-            Err(CallError::Unanswered(source)) => {
-                self.trouble = Some(AcquireError::Unavailable(source));
-                Ok(Step::Again)
-            }
-            Err(CallError::Server(error)) => {
-                self.unanswered = unanswered;
-                self.refused(error).map(|()| Step::Again)
+            Err(error) => {
+                if matches!(error, CallError::Server(_)) {
+                    self.unanswered = unanswered;
+                }
+                self.without_answer(error)
             }
         }
+    }
+
+    fn without_answer(&mut self, error: CallError) -> Result<Step, AcquireError> {
+        self.note(error).map(|()| Step::Again)
     }
 
     /// Renews first: then it is known from when the lease counts. `None` if the grant is over already.
     async fn confirm(&mut self, token: Token) -> Result<Option<Grant>, AcquireError> {
         let engine = Arc::clone(&self.engine);
+        self.confirming = true;
         loop {
             let Name { key, owner, .. } = &self.name;
             let request = flock_core::Renew { key, owner, lease: self.lease, token: Some(token) };
@@ -394,21 +397,20 @@ impl Attempt {
                     let believed_until = believed_until(answer.sent, self.lease);
                     return Ok(answer.reply.then_some(Grant { token, believed_until, confirmed: true }));
                 }
-                Err(CallError::NotSent(source) | CallError::Unanswered(source)) => {
-                    self.trouble = Some(AcquireError::Unavailable(source));
-                }
-                Err(CallError::Server(error)) => self.refused(error)?,
+                Err(error) => self.note(error)?,
             }
             self.pause().await;
         }
     }
 
-    fn refused(&mut self, error: ServerError) -> Result<(), AcquireError> {
-        if error.is_retryable() {
-            self.trouble = Some(AcquireError::Server(error));
-            return Ok(());
-        }
-        Err(AcquireError::Server(error))
+    /// Remembers what may be over a moment later; fails with what will not.
+    fn note(&mut self, error: CallError) -> Result<(), AcquireError> {
+        self.trouble = Some(match error {
+            CallError::NotSent(source) | CallError::Unanswered(source) => AcquireError::Unavailable(source),
+            CallError::Server(error) if error.is_retryable() => AcquireError::Server(error),
+            CallError::Server(error) => return Err(AcquireError::Server(error)),
+        });
+        Ok(())
     }
 
     fn believe(&self, token: Token, sent: Time) -> Grant {
@@ -429,8 +431,10 @@ impl Attempt {
     }
 
     fn at_deadline(&mut self) -> AcquireError {
-        let trouble = self.trouble.take().filter(|_| !self.others_hold || self.request.patience == Patience::Try);
-        trouble.unwrap_or(AcquireError::TimedOut)
+        if self.others_hold && self.request.patience != Patience::Try {
+            return AcquireError::TimedOut;
+        }
+        self.trouble.take().unwrap_or_else(|| AcquireError::Unavailable("no answer in time".into()))
     }
 
     fn into_held(mut self, found: Grant, acquisition: &Span) -> Held {
@@ -447,7 +451,7 @@ impl Attempt {
         let name = std::mem::take(&mut self.name);
         let hold = Arc::new(Hold::new(name, keeping, session, found, holding));
         if let Some(reason) = engine.parties.hold(&hold) {
-            engine.mourn(&hold, reason);
+            engine.tell_loss(&hold, reason);
         }
         engine.keepalive.keep(&engine, &hold);
         Held { hold, engine }
@@ -461,8 +465,9 @@ impl Drop for Attempt {
         }
         self.engine.parties.leave(self.name.number);
         if self.requests > 0 {
-            // A queued request that is not released ends by itself, and so does a grant that is not confirmed.
-            let until = self.engine.after(QUEUED_MAX + duration(self.lease).min(self.engine.claim));
+            // A queued request that is not released ends by itself, and so does the grant that it may become.
+            let lasts = self.claim.filter(|_| !self.confirming).unwrap_or(self.lease);
+            let until = self.engine.after(QUEUED_MAX + duration(lasts));
             self.engine.give_back(Errand { name: std::mem::take(&mut self.name), token: None, until }, None);
         }
     }

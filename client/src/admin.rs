@@ -35,6 +35,9 @@ pub enum AdminError {
     /// The server refused the request: no permission, no such command, a key of another type.
     #[error("the server refused the request")]
     Server(#[source] ServerError),
+    /// The server carried out the request, and answered what this version of the crate cannot read.
+    #[error("the server's answer cannot be read")]
+    Unreadable,
     /// The client is shut down.
     #[error("the client is shut down")]
     ShutDown,
@@ -47,7 +50,7 @@ impl AdminError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Unavailable(_) => true,
-            Self::Unknown(_) | Self::ShutDown => false,
+            Self::Unknown(_) | Self::Unreadable | Self::ShutDown => false,
             Self::Server(error) => error.is_retryable(),
         }
     }
@@ -68,7 +71,7 @@ pub struct LockInfo {
     /// The holders, the earliest first; at most 10,000.
     pub holders: Vec<Holder>,
     /// The first of the waiters, the next first.
-    pub waiters: Vec<Waiting>,
+    pub waiters: Vec<Waiter>,
 }
 
 /// One holder of a lock.
@@ -84,9 +87,9 @@ pub struct Holder {
     /// The lease as last asked for.
     pub lease: Duration,
     /// What is left of the grant.
-    pub left: Duration,
+    pub remaining: Duration,
     /// How long it has been held.
-    pub held: Duration,
+    pub held_for: Duration,
     /// What the holder says of itself; may be empty.
     pub label: Vec<u8>,
     /// The ids of a re-entered hold; empty for a plain one.
@@ -103,12 +106,14 @@ pub enum HolderState {
     Claimed,
     /// Past its deadline and not ended yet: in a pause, while the server refuses writes, or on a replica.
     Expired,
+    /// Something that only a later server knows.
+    Unknown,
 }
 
 /// One who waits for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Waiting {
+pub struct Waiter {
     /// Who.
     pub owner: Vec<u8>,
     /// How it is to be held.
@@ -116,7 +121,7 @@ pub struct Waiting {
     /// Its place: 1 for the next.
     pub position: u64,
     /// For how long it has waited.
-    pub waiting: Duration,
+    pub waiting_for: Duration,
     /// What the waiter says of itself; may be empty.
     pub label: Vec<u8>,
 }
@@ -138,7 +143,7 @@ pub struct HeldLock {
     /// Its fencing token.
     pub token: Token,
     /// What is left of its lease.
-    pub left: Duration,
+    pub remaining: Duration,
 }
 
 /// The numbers of `INFO flock`, by name. Counters count from the start of the server.
@@ -227,7 +232,7 @@ impl Flock {
     ///
     /// # Errors
     /// [`AdminError::Unavailable`] if there was no answer within the operation timeout, with its retries; [`AdminError::Server`] if the
-    /// server refused.
+    /// server refused; [`AdminError::Unreadable`] if this crate is too old for the answer.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect: nothing is changed.
@@ -310,8 +315,9 @@ async fn call<T>(
     let patience = Instant::now() + engine.operation_timeout;
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
     loop {
-        let error = match engine.commands.call(&command, read).await {
-            Ok(answer) => return Ok(answer.reply),
+        // What cannot be read says nothing about the connection: a later server may answer what we do not know.
+        let error = match engine.commands.call(&command, |reply| Some(read(reply))).await {
+            Ok(answer) => return answer.reply.ok_or(AdminError::Unreadable),
             Err(CallError::Server(error)) if !error.is_retryable() => return Err(AdminError::Server(error)),
             Err(CallError::Server(error)) => AdminError::Server(error), // nothing was done
             Err(CallError::NotSent(source)) => AdminError::Unavailable(source),
@@ -341,7 +347,7 @@ fn read_info(reply: &Value) -> Option<Option<LockInfo>> {
         waiter_count: count(reply, "waiter_count")?,
         grace_left: millis(reply, "grace_left_ms")?,
         holders: items(field(reply, "holders")?)?.iter().map(read_holder).collect::<Option<_>>()?,
-        waiters: items(field(reply, "waiters")?)?.iter().map(read_waiting).collect::<Option<_>>()?,
+        waiters: items(field(reply, "waiters")?)?.iter().map(read_waiter).collect::<Option<_>>()?,
     }))
 }
 
@@ -353,22 +359,22 @@ fn read_holder(entry: &Value) -> Option<Holder> {
             b"held" => HolderState::Held,
             b"claimed" => HolderState::Claimed,
             b"expired" => HolderState::Expired,
-            _ => return None,
+            _ => HolderState::Unknown,
         },
         lease: millis(entry, "lease_ms")?,
-        left: millis(entry, "left_ms")?,
-        held: millis(entry, "held_ms")?,
+        remaining: millis(entry, "left_ms")?,
+        held_for: millis(entry, "held_ms")?,
         label: owned(entry, "label")?,
         ids: items(field(entry, "ids")?)?.iter().map(|id| bytes(id).map(<[u8]>::to_vec)).collect::<Option<_>>()?,
     })
 }
 
-fn read_waiting(entry: &Value) -> Option<Waiting> {
-    Some(Waiting {
+fn read_waiter(entry: &Value) -> Option<Waiter> {
+    Some(Waiter {
         owner: owned(entry, "owner")?,
         mode: mode(bytes(field(entry, "mode")?)?)?,
         position: count(entry, "position")?,
-        waiting: millis(entry, "waiting_ms")?,
+        waiting_for: millis(entry, "waiting_ms")?,
         label: owned(entry, "label")?,
     })
 }
@@ -387,7 +393,7 @@ fn read_held_lock(entry: &Value) -> Option<HeldLock> {
         waiter_count: count(entry, "waiter_count")?,
         owner: owned(entry, "owner")?,
         token: Token::new(count(entry, "token")?)?,
-        left: millis(entry, "left_ms")?,
+        remaining: millis(entry, "left_ms")?,
     })
 }
 
@@ -474,15 +480,15 @@ mod tests {
     #[test]
     fn map_and_flat_array_are_the_same() {
         let flat = waiting().into_iter().flat_map(|(name, value)| [name, value]).collect();
-        let expected = Waiting {
+        let expected = Waiter {
             owner: vec![0xff],
             mode: Mode::Shared,
             position: 1,
-            waiting: Duration::from_millis(5),
+            waiting_for: Duration::from_millis(5),
             label: vec![],
         };
-        assert_eq!(read_waiting(&Value::Map(waiting())), Some(expected.clone()));
-        assert_eq!(read_waiting(&Value::Array(flat)), Some(expected));
+        assert_eq!(read_waiter(&Value::Map(waiting())), Some(expected.clone()));
+        assert_eq!(read_waiter(&Value::Array(flat)), Some(expected));
     }
 
     #[test]
@@ -491,8 +497,8 @@ mod tests {
             let (mut missing, mut wrong) = (waiting(), waiting());
             missing.remove(position);
             wrong[position].1 = Value::Boolean(true);
-            assert_eq!(read_waiting(&Value::Map(missing)), None);
-            assert_eq!(read_waiting(&Value::Map(wrong)), None);
+            assert_eq!(read_waiter(&Value::Map(missing)), None);
+            assert_eq!(read_waiter(&Value::Map(wrong)), None);
         }
     }
 
@@ -500,6 +506,32 @@ mod tests {
     fn value_is_not_taken_for_a_name() {
         let flat = Value::Array(vec![bulk("label"), bulk("owner"), bulk("owner"), bulk("me")]);
         assert_eq!(owned(&flat, "owner"), Some(b"me".to_vec()));
+    }
+
+    #[test]
+    fn state_of_a_later_server_is_unknown() {
+        let entry = |state| {
+            let (text, number) = (|name| (bulk(name), bulk("")), |name| (bulk(name), Value::Int(1)));
+            let mut entry = vec![text("owner"), number("token"), (bulk("state"), bulk(state)), text("label")];
+            entry.extend(["lease_ms", "left_ms", "held_ms"].map(number));
+            entry.push((bulk("ids"), Value::Array(vec![])));
+            read_holder(&Value::Map(entry)).unwrap().state
+        };
+        assert_eq!(entry("held"), HolderState::Held);
+        assert_eq!(entry("suspended"), HolderState::Unknown);
+    }
+
+    #[cfg(feature = "testing")]
+    #[tokio::test(start_paused = true)]
+    async fn answer_that_cannot_be_read_is_told_at_once_and_costs_no_connection() {
+        let server = crate::testing::Server::new();
+        let flock = server.client().await;
+        let (epoch, begun) = (flock.engine().commands.epoch(), Instant::now());
+        let error = flock.look(redis::cmd("PING"), |_| None::<()>).await.unwrap_err();
+        assert!(matches!(error, AdminError::Unreadable), "{error:?}");
+        assert!(begun.elapsed() < Duration::from_millis(100));
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(flock.engine().commands.epoch(), epoch);
     }
 
     #[test]

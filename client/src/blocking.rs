@@ -200,9 +200,12 @@ impl Lock {
         if let Some(reason) = guard.loss() {
             return Err(RunError::Lost(reason));
         }
-        // What `work` did was done under the lock. An answer that does not come is waited for in the background.
-        let _ = guard.release();
-        Ok(value)
+        match guard.release() {
+            // Some of what `work` did was done after the lock.
+            Ok(Released::AlreadyLost) => Err(RunError::Lost(LossReason::Gone)),
+            // An answer that does not come is waited for in the background.
+            Ok(Released::Released) | Err(_) => Ok(value),
+        }
     }
 }
 
@@ -267,7 +270,8 @@ impl Guard {
         }
         // Timed on the client's thread; if that is gone, so is the lock.
         let lost = self.inner.lost();
-        let waited = self.flock.inner.engine().ask(async move { tokio::time::timeout(timeout, lost).await.ok() });
+        let waited =
+            self.flock.inner.engine().ask(async move { tokio::time::timeout(timeout, lost).await.ok().flatten() });
         self.flock.wait_for(waited).unwrap_or(Some(LossReason::ShutDown))
     }
 
@@ -276,7 +280,12 @@ impl Guard {
     /// It is called on the client's thread, which renews all other locks: set a flag, close a socket, but do not wait there.
     pub fn on_lost(&mut self, tell: impl FnOnce(LossReason) + Send + 'static) {
         let lost = self.inner.lost();
-        self.tell.spawn_on(async move { tell(lost.await) }, &self.flock.inner.engine().runtime);
+        let told = async move {
+            if let Some(reason) = lost.await {
+                tell(reason);
+            }
+        };
+        self.tell.spawn_on(told, &self.flock.inner.engine().runtime);
     }
 
     /// Renews the lease now; see [`crate::Guard::renew`].

@@ -7,21 +7,24 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+#[cfg(feature = "tls")]
+use redis::ConnectionAddr;
 use redis::{Client, IntoConnectionInfo, ProtocolVersion};
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, oneshot, watch};
-use tokio::time::{Instant, sleep};
+use tokio::sync::{Semaphore, broadcast, oneshot, watch};
+use tokio::time::Instant;
 
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::dialer::Dialer;
-use crate::engine::Engine;
-use crate::error::{ConnectError, LossReason};
+use crate::engine::{ERRANDS_AT_ONCE, Engine};
+use crate::error::ConnectError;
 use crate::event::{EVENTS_KEPT, Events};
 use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
 use crate::link::{Link, LinkConfig, Purpose};
 use crate::lock::{Lock, LockAll};
 use crate::replicas::Replicas;
+use crate::sentinel::{Credentials, SentinelUrl, Sentinels};
 #[cfg(feature = "tls")]
 use crate::tls::Certificates;
 use crate::waiters::Parties;
@@ -47,6 +50,10 @@ pub struct Builder {
     operation_timeout: Duration,
     listens: bool,
     link: LinkConfig,
+    /// Who we are to the server, if it is not said by the URL.
+    credentials: Credentials,
+    /// Who we are to the sentinels.
+    sentinel_credentials: Credentials,
     #[cfg(feature = "tls")]
     certificates: Certificates,
     #[cfg(feature = "testing")]
@@ -81,6 +88,8 @@ impl Builder {
                 timeouts_max: 3,
                 reconnect_delay_max: Duration::from_secs(1),
             },
+            credentials: Credentials::default(),
+            sentinel_credentials: Credentials::default(),
             #[cfg(feature = "tls")]
             certificates: Certificates::default(),
             #[cfg(feature = "testing")]
@@ -151,6 +160,20 @@ impl Builder {
         self
     }
 
+    /// Who the client is to the server, instead of what the URL says: so that a password need not be written into one. Without a user
+    /// it is that of the URL, or the server's default one.
+    pub fn credentials(mut self, user: Option<&str>, password: &str) -> Self {
+        self.credentials = Credentials { user: user.map(str::to_owned), password: Some(password.to_owned()) };
+        self
+    }
+
+    /// Who the client is to the sentinels, if they want to know; the URL's user and password are for the servers that hold the locks.
+    /// Without a user it is their default one. Nothing else reads this.
+    pub fn sentinel_credentials(mut self, user: Option<&str>, password: &str) -> Self {
+        self.sentinel_credentials = Credentials { user: user.map(str::to_owned), password: Some(password.to_owned()) };
+        self
+    }
+
     /// Trust these certificate authorities, and no others; PEM, one or more. Without it the platform's are trusted.
     #[cfg(feature = "tls")]
     pub fn ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
@@ -178,8 +201,8 @@ impl Builder {
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<Flock, ConnectError> {
         self.check()?;
-        let client = self.client()?;
-        let flock = self.launch(&client)?;
+        let dialer = self.dialer()?;
+        let flock = self.launch(dialer)?;
         let engine = flock.engine();
         let until = engine.clone();
         let patience = self.link.connect_timeout;
@@ -200,44 +223,66 @@ impl Builder {
             ("connect_timeout", self.link.connect_timeout),
             ("response_timeout", self.link.response_timeout),
             ("heartbeat", self.link.heartbeat),
+            ("reconnect_delay_max", self.link.reconnect_delay_max),
         ];
-        match durations.iter().find(|(_, duration)| duration.is_zero()) {
-            Some((name, _)) => Err(ConnectError::Config(format!("{name} is zero").into())),
-            None if self.link.timeouts_max == 0 => Err(ConnectError::Config("timeouts_max is zero".into())),
-            None => Ok(()),
+        for (name, duration) in durations {
+            clock::check(name, duration).map_err(|wrong| ConnectError::Config(wrong.into()))?;
+        }
+        match self.link.timeouts_max {
+            0 => Err(ConnectError::Config("timeouts_max is zero".into())),
+            _ => Ok(()),
         }
     }
 
-    fn client(&self) -> Result<Client, ConnectError> {
+    fn dialer(&self) -> Result<Dialer, ConnectError> {
+        #[cfg(feature = "testing")]
+        if let Some(server) = &self.server {
+            return Ok(Dialer::InMemory(server.clone(), self.client(&self.url)?));
+        }
+        if !SentinelUrl::is_one(&self.url) {
+            return Ok(Dialer::Network(self.client(&self.url)?));
+        }
+        let form = "not a URL of the form valkey+sentinel://[user][:password@]host[:port],.../service[/db]";
+        let url = SentinelUrl::parse(&self.url).ok_or(ConnectError::Config(form.into()))?;
+        let server = self.client(&url.server)?;
+        let LinkConfig { connect_timeout, heartbeat, .. } = self.link;
+        let sentinels =
+            Sentinels::new(url, server.get_connection_info(), &self.sentinel_credentials, connect_timeout, heartbeat);
+        Ok(Dialer::Sentinel(Arc::new(sentinels)))
+    }
+
+    fn client(&self, url: &str) -> Result<Client, ConnectError> {
         // The error of the parser is not kept: it may quote the password.
         let wrong =
             |_| ConnectError::Config("not a URL of the form valkey://[user][:password@]host[:port][/db]".into());
-        let secure = self.url.starts_with("rediss:") || self.url.starts_with("valkeys:");
-        if secure && !cfg!(feature = "tls") {
+        let scheme = url.split(':').next().unwrap_or_default().to_ascii_lowercase();
+        if !cfg!(feature = "tls") && matches!(&*scheme, "rediss" | "valkeys") {
             return Err(ConnectError::Config("TLS needs this crate's feature \"tls\"".into()));
         }
-        if self.url.contains('#') {
+        if url.contains('#') {
             return Err(ConnectError::Config("a URL with a fragment: there is no insecure mode".into()));
         }
-        let info = self.url.as_str().into_connection_info().map_err(wrong)?;
-        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let info = url.into_connection_info().map_err(wrong)?;
+        let settings = self.credentials.added_to(info.redis_settings().clone()).set_protocol(ProtocolVersion::RESP3);
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
         #[cfg(feature = "tls")]
-        if secure {
+        if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.certificates.client(info);
+        } else if !self.certificates.are_none() {
+            return Err(ConnectError::Config("certificates, and a URL without TLS: write valkeys://".into()));
         }
         Client::open(info).map_err(wrong)
     }
 
     /// Starts the client: on a thread of its own, or beside the server in memory that it is for.
-    fn launch(&self, client: &Client) -> Result<Flock, ConnectError> {
+    fn launch(&self, dialer: Dialer) -> Result<Flock, ConnectError> {
         #[cfg(feature = "testing")]
         if let Some(server) = &self.server {
             let (flock, running) = self.assemble(Ground {
                 id: server.next_client(),
                 clock: server.clock(),
-                dialer: Dialer::InMemory(server.clone(), client.clone()),
+                dialer,
                 runtime: server.runtime().clone(),
             });
             server.runtime().spawn(running);
@@ -253,7 +298,7 @@ impl Builder {
         let (flock, running) = self.assemble(Ground {
             id: uuid::Uuid::new_v4(),
             clock: Clock::Boottime,
-            dialer: Dialer::Network(client.clone()),
+            dialer,
             runtime: runtime.handle().clone(),
         });
         thread::Builder::new()
@@ -302,6 +347,7 @@ impl Builder {
                 numbers: AtomicU64::new(1),
                 closing: watch::Sender::new(false),
                 errands: watch::Sender::new(0),
+                turns: Semaphore::new(ERRANDS_AT_ONCE),
             }
         });
         let stop = watch::Sender::new(false);
@@ -318,7 +364,7 @@ struct Ground {
     runtime: Handle,
 }
 
-/// A client of one server: cheap to clone, and usable from any thread and any async runtime.
+/// A client of one primary: cheap to clone, and usable from any thread and any async runtime.
 ///
 /// It has two connections and a thread of its own, which live until the last clone and the last guard are gone; acquisitions that wait
 /// for replicas have a few connections more. A process that returns from `main` ends that thread too: call [`Flock::shutdown`] before,
@@ -354,6 +400,12 @@ pub struct ShutdownTimedOut;
 impl Flock {
     /// Connects with the default settings: `valkey://[user][:password@]host[:port][/db]`, `redis://...`, or
     /// `unix:///path[?db=..&user=..&pass=..]`; with the feature `tls` also `valkeys://...` and `rediss://...`.
+    ///
+    /// Where Sentinel watches over the servers: `valkey+sentinel://[user][:password@]host1[:port],host2[:port],.../service[/db]`, or
+    /// `redis+sentinel://...`; the port is 26379 unless said. The sentinels named are asked for the primary of the service, and for
+    /// sentinels that are not named. With `valkeys+sentinel://...` and `rediss+sentinel://...` servers and sentinels speak TLS, all of
+    /// them. The client follows the primary from one server to another: what waits is asked for again, what is held is renewed, and
+    /// lost if the new primary does not know it.
     ///
     /// # Errors, cancel safety
     /// See [`Builder::connect`].
@@ -393,26 +445,22 @@ impl Flock {
     pub async fn shutdown(&self, timeout: Duration) -> Result<(), ShutdownTimedOut> {
         let engine = self.engine();
         engine.closing.send_replace(true);
+        engine.end_all();
         let (done, is_done) = oneshot::channel();
-        let ending = engine.clone();
+        let (ending, stop) = (engine.clone(), self.shared.stop.clone());
         engine.runtime.spawn(async move {
             let given_back = async {
-                // What waits gives up by itself, in its own task.
-                while ending.parties.anybody_waits() {
-                    sleep(Duration::from_millis(1)).await;
-                }
-                for hold in ending.parties.holds() {
-                    ending.lose(&hold, LossReason::ShutDown);
-                    ending.end(&hold, None);
-                }
+                // What waits gives up by itself, in its own task; or it has become a hold a moment ago.
+                ending.parties.nobody_waits().await;
+                ending.end_all();
                 ending.errands_done().await;
             };
             let outcome = tokio::time::timeout(timeout, given_back).await;
+            ending.end_all();
             let _ = done.send(outcome.is_ok());
+            stop.send_replace(true);
         });
-        let in_time = is_done.await.unwrap_or(false);
-        self.shared.stop.send_replace(true);
-        if in_time { Ok(()) } else { Err(ShutdownTimedOut) }
+        if is_done.await.unwrap_or(false) { Ok(()) } else { Err(ShutdownTimedOut) }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -426,12 +474,14 @@ impl Flock {
     #[cfg(test)]
     fn unconnected() -> Result<Self, ConnectError> {
         let builder = Self::builder("valkey://127.0.0.1:1");
-        builder.launch(&builder.client()?)
+        builder.launch(builder.dialer()?)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::IntoFuture;
+
     use super::*;
     use crate::error::AcquireError;
 
@@ -439,27 +489,71 @@ mod tests {
     fn password_is_shown_nowhere() {
         let builder = Flock::builder("valkey://user:secret@host:1");
         assert!(!format!("{builder:?}").contains("secret"));
-        let error = Flock::builder("http://user:secret@host").client().unwrap_err();
+        let error = Flock::builder("http://user:secret@host").dialer().unwrap_err();
         assert!(!format!("{error:?} {error}").contains("secret"));
     }
 
     #[test]
     fn urls_without_a_meaning_are_refused() {
         for url in ["", "host", "http://host", "rediss://host/#insecure", "valkey://host#x"] {
-            assert!(matches!(Flock::builder(url).client(), Err(ConnectError::Config(_))), "{url}");
+            assert!(matches!(Flock::builder(url).dialer(), Err(ConnectError::Config(_))), "{url}");
         }
         for url in ["rediss://host", "valkeys://host"] {
-            assert_eq!(Flock::builder(url).client().is_ok(), cfg!(feature = "tls"), "{url}");
+            assert_eq!(Flock::builder(url).dialer().is_ok(), cfg!(feature = "tls"), "{url}");
         }
         for url in ["valkey://h", "redis://u:p@h:1/2", "unix:///run/valkey.sock"] {
-            assert!(Flock::builder(url).client().is_ok(), "{url}");
+            assert!(Flock::builder(url).dialer().is_ok(), "{url}");
         }
     }
 
     #[tokio::test]
-    async fn settings_of_zero_are_refused() {
+    async fn settings_that_make_no_sense_are_refused() {
         let error = Flock::builder("valkey://h").lease(Duration::ZERO).connect().await.unwrap_err();
         assert_eq!(error.to_string(), "bad configuration: lease is zero");
+        let settings: [fn(Builder, Duration) -> Builder; 6] = [
+            Builder::claim,
+            Builder::operation_timeout,
+            Builder::connect_timeout,
+            Builder::response_timeout,
+            Builder::heartbeat,
+            Builder::reconnect_delay_max,
+        ];
+        for set in settings {
+            for wrong in [Duration::ZERO, Duration::MAX] {
+                let refused = set(Flock::builder("valkey://h"), wrong).connect().await;
+                assert!(matches!(refused, Err(ConnectError::Config(_))), "{refused:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn credentials_are_those_of_the_url_or_replace_them() {
+        let login = |builder: Builder| {
+            let client = builder.client(&builder.url).unwrap();
+            let settings = client.get_connection_info().redis_settings();
+            (settings.username().map(str::to_owned), settings.password().map(str::to_owned))
+        };
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(login(Flock::builder("valkey://me:old@h")), (some("me"), some("old")));
+        assert_eq!(
+            login(Flock::builder("valkey://me:old@h").credentials(None, "p@/%41")),
+            (some("me"), some("p@/%41"))
+        );
+        assert_eq!(login(Flock::builder("unix:///s").credentials(Some("you"), "x")), (some("you"), some("x")));
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn certificates_count_or_are_refused() {
+        let with_authority = |url: &str| Flock::builder(url).ca_certificates("no certificate");
+        for url in ["valkey://h", "redis://h", "unix:///run/valkey.sock"] {
+            let error = with_authority(url).client(url).unwrap_err();
+            assert!(error.to_string().contains("without TLS"), "{url}: {error}");
+        }
+        for url in ["valkeys://h", "REDISS://h", "Valkeys://h"] {
+            let client = with_authority(url).client(url).unwrap();
+            assert!(format!("{client:?}").contains("0 roots"), "{url}: {client:?}"); // what is given is trusted, and nothing else
+        }
     }
 
     #[tokio::test]
@@ -476,6 +570,10 @@ mod tests {
         for lock in [
             flock.lock("k").lease(Duration::ZERO),
             flock.lock("k").max_hold(Duration::ZERO),
+            flock.lock("k").lease(Duration::MAX),
+            flock.lock("k").max_hold(Duration::MAX),
+            flock.lock("k").session(Duration::MAX),
+            flock.lock("k").acknowledged_by(1, Duration::MAX),
             flock.lock("k").label([b'x'; 257]),
         ] {
             assert!(matches!(lock.await, Err(AcquireError::Config(_))));
@@ -486,7 +584,19 @@ mod tests {
     async fn acquisition_without_a_server_ends_at_its_deadline() {
         let flock = Flock::unconnected().unwrap();
         let error = flock.lock("k").wait(Duration::from_millis(20)).await.unwrap_err();
-        assert!(matches!(error, AcquireError::Unavailable(_) | AcquireError::TimedOut), "{error:?}");
+        assert!(matches!(error, AcquireError::Unavailable(_)), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn request_that_was_never_sent_is_not_given_back() {
+        let flock = Flock::unconnected().unwrap();
+        let waits = (0..100).map(|_| tokio::spawn(flock.lock("k").wait(Duration::from_millis(20)).into_future()));
+        for wait in waits.collect::<Vec<_>>() {
+            assert!(wait.await.unwrap().is_err());
+        }
+        // A dropped wait undoes itself on the client's thread.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(*flock.engine().errands.borrow(), 0);
     }
 
     #[tokio::test]

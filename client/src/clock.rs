@@ -11,6 +11,9 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nothing smaller is promised between two clocks that run for one lease.
 const MARGIN_US_MIN: u64 = 20_000;
 
+/// Longer is taken for a mistake: what is added to it must not leave the clocks' range.
+const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// As on a machine that has run for a while.
 #[cfg(feature = "testing")]
 const RUNTIME_STARTS_US: u64 = 1_000_000_000;
@@ -67,6 +70,17 @@ pub(crate) fn believed_until(sent: Time, lasts: Millis) -> Time {
     let lasts_us = lasts.as_us();
     let margin_us = (lasts_us / 100).max(MARGIN_US_MIN).min(lasts_us / 2);
     Time::from_us(sent.as_us().saturating_add(lasts_us - margin_us))
+}
+
+/// Refuses a setting that makes no sense as a duration, in the words of an error.
+pub(crate) fn check(name: &str, duration: Duration) -> Result<(), String> {
+    if duration.is_zero() {
+        return Err(format!("{name} is zero"));
+    }
+    if duration > DURATION_MAX {
+        return Err(format!("{name} is longer than a year"));
+    }
+    Ok(())
 }
 
 /// A duration as the server counts it: whole milliseconds, rounded up.

@@ -1,27 +1,72 @@
 //! How a link opens a connection.
 
+use std::sync::Arc;
+
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
+
+use crate::sentinel::{Primary, Sentinels};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Dialer {
     Network(Client),
+    Sentinel(Arc<Sentinels>),
     #[cfg(feature = "testing")]
     InMemory(crate::testing::Server, Client),
 }
 
+/// Where a connection leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// There is one server, or one name for it.
+    Only,
+    Primary(Primary),
+}
+
 impl Dialer {
-    pub(crate) async fn open(&self, config: AsyncConnectionConfig) -> Result<MultiplexedConnection, RedisError> {
+    /// To be bounded by the caller.
+    pub(crate) async fn open(
+        &self,
+        config: AsyncConnectionConfig,
+    ) -> Result<(MultiplexedConnection, Place), RedisError> {
         match self {
-            Self::Network(client) => client.get_multiplexed_async_connection_with_config(&config).await,
+            Self::Network(client) => {
+                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+                Ok((connection, Place::Only))
+            }
+            Self::Sentinel(sentinels) => {
+                let (connection, primary) = sentinels.open(&config).await?;
+                Ok((connection, Place::Primary(primary)))
+            }
             #[cfg(feature = "testing")]
             Self::InMemory(server, client) => {
                 let settings = client.get_connection_info().redis_settings();
                 let opening = MultiplexedConnection::new_with_config(settings, server.open()?, config);
                 let (connection, driver) = opening.await?;
                 tokio::spawn(driver);
-                Ok(connection)
+                Ok((connection, Place::Only))
             }
         }
+    }
+
+    /// Ends when the locks are not served at that place any more, but at another.
+    pub(crate) async fn moved(&self, from: &Place) {
+        match (self, from) {
+            (Self::Sentinel(sentinels), Place::Primary(primary)) => sentinels.moved(primary).await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Whether the locks are served at that place, as far as we know.
+    pub(crate) fn is_current(&self, place: &Place) -> bool {
+        match (self, place) {
+            (Self::Sentinel(sentinels), Place::Primary(primary)) => sentinels.is_current(primary),
+            _ => true,
+        }
+    }
+
+    /// Whether a server that is no primary any more has a successor that [`Dialer::open`] finds.
+    pub(crate) fn finds_successors(&self) -> bool {
+        matches!(self, Self::Sentinel(_))
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use flock_core::wire::message::OwnerMessage;
 use flock_core::{Release, Time, Token};
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -23,7 +23,7 @@ use crate::event::Event;
 use crate::hold::{Hold, Name};
 use crate::jitter::{Backoff, Jitter};
 use crate::keepalive::KeepAlive;
-use crate::link::{CallError, Link};
+use crate::link::{Answer, CallError, Link};
 use crate::observe;
 use crate::replicas::Replicas;
 use crate::waiters::{Heard, Parties};
@@ -31,6 +31,8 @@ use crate::wire;
 
 const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_MOST: Duration = Duration::from_millis(500);
+/// What is given back at the same time; more would make the renewals wait when a connection is back.
+pub(crate) const ERRANDS_AT_ONCE: usize = 256;
 /// When the last handle of a client is gone, its thread stays this long at most for what is still to be given back.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -59,6 +61,8 @@ pub(crate) struct Engine {
     pub(crate) closing: watch::Sender<bool>,
     /// How many holds and requests are being given back.
     pub(crate) errands: watch::Sender<usize>,
+    /// Whose turn it is to ask for that.
+    pub(crate) turns: Semaphore,
 }
 
 /// Something to be given back: a hold, or whatever became of a request.
@@ -94,7 +98,13 @@ impl Engine {
         tasks.spawn(async move { keeper.keepalive.run(&keeper).await });
         // An error means that the other end is gone: the same.
         let _ = stop.wait_for(|stop| *stop).await;
-        let _ = timeout(LINGER, self.errands_done()).await;
+        // An acquisition that was dropped last may not know it yet: what waits gives up, and then back what it has.
+        self.closing.send_replace(true);
+        let _ = timeout(LINGER, async {
+            self.parties.nobody_waits().await;
+            self.errands_done().await;
+        })
+        .await;
     }
 
     /// Runs `work` on the client's thread and hands over its answer. If the caller stops waiting, the work is dropped.
@@ -118,26 +128,25 @@ impl Engine {
         let Ok(message) = OwnerMessage::parse(message) else {
             return; // a later version's word
         };
-        match self.number_of(message.owner) {
-            Some(number) => self.hear_as(number, &message),
-            // An owner that its user has named: all its acquisitions hear. A grant without a taker was asked for by one that
-            // has left, and gives back its id by itself.
-            None => {
-                for number in self.parties.of_owner(message.key, message.owner) {
-                    self.hear_as(number, &message);
-                }
-            }
+        // An owner that its user has named (perhaps after another acquisition): all its acquisitions hear. Each has a share of its own in
+        // what is granted.
+        let named = self.parties.of_owner(message.key, message.owner);
+        for number in &named {
+            self.hear_as(*number, Some(self.owner(*number)), &message);
+        }
+        if let Some(number) = self.number_of(message.owner).filter(|_| named.is_empty()) {
+            self.hear_as(number, None, &message);
         }
     }
 
-    fn hear_as(self: &Arc<Self>, number: u64, message: &OwnerMessage<'_>) {
+    fn hear_as(self: &Arc<Self>, number: u64, id: Option<Box<[u8]>>, message: &OwnerMessage<'_>) {
         match self.parties.hear(number, message) {
             Heard::Nothing => {}
-            Heard::Lost(hold, reason) => self.mourn(&hold, reason),
+            Heard::Lost(hold, reason) => self.tell_loss(&hold, reason),
             Heard::Stray(token) => {
                 tracing::debug!(%token, "a grant that nobody waits for: given back");
                 let until = self.after(self.claim);
-                let name = Name { number, key: message.key.into(), owner: message.owner.into(), id: None };
+                let name = Name { number, key: message.key.into(), owner: message.owner.into(), id };
                 self.give_back(Errand { name, token: Some(token), until }, None);
             }
         }
@@ -156,12 +165,12 @@ impl Engine {
     /// Marks a hold as lost, once, and tells.
     pub(crate) fn lose(&self, hold: &Arc<Hold>, reason: LossReason) {
         if hold.lose(reason) {
-            self.mourn(hold, reason);
+            self.tell_loss(hold, reason);
         }
     }
 
     /// Tells of a loss that has just been marked.
-    pub(crate) fn mourn(&self, hold: &Hold, reason: LossReason) {
+    pub(crate) fn tell_loss(&self, hold: &Hold, reason: LossReason) {
         let token = hold.token();
         hold.holding.lost(reason);
         let _ = self.events.send(Event::Lost { key: hold.name.key.to_vec(), token, reason });
@@ -181,6 +190,14 @@ impl Engine {
         self.give_back(errand, answer);
     }
 
+    /// Ends all holds on the client's behalf.
+    pub(crate) fn end_all(self: &Arc<Self>) {
+        for hold in self.parties.holds() {
+            self.lose(&hold, LossReason::ShutDown);
+            self.end(&hold, None);
+        }
+    }
+
     /// Gives something back in the background, again and again until the server has answered or has ended it by itself.
     pub(crate) fn give_back(self: &Arc<Self>, errand: Errand, mut answer: Option<oneshot::Sender<GivenBack>>) {
         let count = ErrandCount::new(self);
@@ -188,13 +205,11 @@ impl Engine {
         self.runtime.spawn(async move {
             let _count = count;
             let Name { key, owner, id, .. } = &errand.name;
-            let request = Release { key, owner, token: errand.token, scope: errand.name.scope() };
-            let command = wire::command(&request);
             let patience = Instant::now() + engine.operation_timeout;
             let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
             let (mut unanswered, mut late) = (false, false);
             loop {
-                let source: Source = match engine.commands.call(&command, wire::yes_or_no).await {
+                let source: Source = match engine.give_back_once(&errand).await {
                     Ok(given) => {
                         // After a lost answer, 0 is what our own first request leaves behind.
                         tell(&mut answer, Ok(given.reply || unanswered));
@@ -227,6 +242,15 @@ impl Engine {
                 sleep(backoff.next(&engine.jitter)).await;
             }
         });
+    }
+
+    /// Asks once for something to be given back. Who has no connection keeps nobody waiting.
+    async fn give_back_once(&self, errand: &Errand) -> Result<Answer<bool>, CallError> {
+        let Name { key, owner, .. } = &errand.name;
+        let request = Release { key, owner, token: errand.token, scope: errand.name.scope() };
+        let up = self.commands.up().await?;
+        let _turn = self.turns.acquire().await; // never closed
+        self.commands.call_over(up, &wire::command(&request), wire::yes_or_no).await
     }
 
     /// Ends when nothing is being given back.

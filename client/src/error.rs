@@ -53,7 +53,7 @@ impl ServerError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The URL or an option makes no sense; nothing was sent.
+    /// The URL or an option makes no sense, so nothing was sent; or no sentinel knows the service that the URL names.
     #[error("bad configuration: {0}")]
     Config(Cow<'static, str>),
     /// No connection within the connect timeout.
@@ -85,10 +85,10 @@ impl ConnectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The wait is over and somebody else still holds the lock.
+    /// The wait is over and somebody else still holds the lock, by the last word of the server.
     #[error("timed out waiting for the lock")]
     TimedOut,
-    /// The server gave no answer in time.
+    /// The server gave no answer in time: nobody knows who holds the lock.
     #[error("the server cannot be reached")]
     Unavailable(#[source] Source),
     /// The request makes no sense; nothing was sent.
@@ -99,6 +99,7 @@ pub enum AcquireError {
     Server(#[source] ServerError),
     /// The lock was granted, and fewer replicas than wanted had heard of it in time. It has been given back.
     #[error("{acknowledged} of {wanted} replicas acknowledged the grant in time")]
+    #[non_exhaustive]
     NotDurable {
         /// How many had.
         acknowledged: u32,
@@ -108,6 +109,7 @@ pub enum AcquireError {
     /// A lock was acquired and lost again before all that was asked for was there: while others of the same
     /// [`LockAll`](crate::LockAll) were waited for, or replicas were.
     #[error("the lock \"{}\" was lost before all was acquired: {reason}", key.escape_ascii())]
+    #[non_exhaustive]
     Lost {
         /// Which lock.
         key: Vec<u8>,
@@ -136,8 +138,9 @@ impl AcquireError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HoldError {
-    /// An upgrade found other shared holders. The shared hold stays as it was.
-    #[error("others hold the lock shared")]
+    /// An upgrade found other shared holders; or the server was promoted a moment ago, and makes no new grants for a while. The shared
+    /// hold stays as it was.
+    #[error("others hold the lock shared, or the server was just promoted")]
     Refused,
     /// The hold has ended.
     #[error("the lock is lost: {0}")]
@@ -172,7 +175,7 @@ pub enum RunError {
     /// The work was not begun.
     #[error(transparent)]
     Acquire(#[from] AcquireError),
-    /// The lock was lost while the work ran. The work was cancelled at its next await; what it had done by then is done.
+    /// The lock was lost while the work ran. The work was cancelled at its next await, if it had one; what it had done is done.
     #[error("the lock was lost while the work ran: {0}")]
     Lost(LossReason),
 }

@@ -13,16 +13,19 @@ pub(crate) const EVENTS_KEPT: usize = 256;
 #[non_exhaustive]
 pub enum Event {
     /// A connection is up: `link` is `"commands"` or `"messages"`.
+    #[non_exhaustive]
     Connected {
         /// Which of the two.
         link: &'static str,
     },
     /// A connection was given up; a new one is being made.
+    #[non_exhaustive]
     Disconnected {
         /// Which of the two.
         link: &'static str,
     },
     /// The keep-alive could not renew a lease and tries again until the lease is over.
+    #[non_exhaustive]
     RenewFailed {
         /// The lock.
         key: Vec<u8>,
@@ -30,6 +33,7 @@ pub enum Event {
         token: Token,
     },
     /// A hold is lost.
+    #[non_exhaustive]
     Lost {
         /// The lock.
         key: Vec<u8>,

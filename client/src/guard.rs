@@ -104,13 +104,13 @@ impl Guard {
         if self.hold().is_kept() { self.engine().clock.until(self.hold().believed_until()) } else { Duration::ZERO }
     }
 
-    /// Ends when the lock is lost, with the reason. It never ends for a lock that is released instead.
+    /// Ends when the lock is lost, with the reason; with `None` when it was released, dropped or leaked before that.
     ///
     /// The future borrows nothing, so it goes into a `select!` beside work that uses the guard.
     ///
     /// # Cancel safety
     /// Dropping it has no effect.
-    pub fn lost(&self) -> impl Future<Output = LossReason> + Send + use<> {
+    pub fn lost(&self) -> impl Future<Output = Option<LossReason>> + Send + use<> {
         let (hold, flock) = (Arc::clone(self.hold()), self.flock.clone());
         async move {
             let reason = hold.lost().await;
@@ -128,7 +128,15 @@ impl Guard {
     /// # Cancel safety
     /// Dropping the future drops `work`; the guard is as before.
     pub async fn watch<T>(&self, work: impl Future<Output = T>) -> Result<T, LossReason> {
-        watch(work, self.lost(), || self.loss()).await
+        watch(work, self.lost_while_here(), || self.loss()).await
+    }
+
+    /// As [`Guard::lost`]: while it is borrowed, nobody gives it back.
+    async fn lost_while_here(&self) -> LossReason {
+        match self.lost().await {
+            Some(reason) => reason,
+            None => std::future::pending().await,
+        }
     }
 
     fn loss(&self) -> Option<LossReason> {
@@ -201,18 +209,25 @@ impl Guard {
     /// # Cancel safety
     /// The lock is given back though the future is dropped.
     pub async fn release(self) -> Result<Released, HoldError> {
-        let engine = Arc::clone(self.engine());
+        self.begin_release().await
+    }
+
+    /// Asks for the release at once; the future waits for the answer.
+    fn begin_release(self) -> impl Future<Output = Result<Released, HoldError>> + Send {
         let was_lost = self.loss().is_some();
         let (answer, answered) = oneshot::channel();
-        engine.end(self.hold(), Some(answer));
-        if was_lost {
-            return Ok(Released::AlreadyLost);
-        }
-        match answered.await {
-            Ok(Ok(true)) => Ok(Released::Released),
-            Ok(Ok(false)) => Ok(Released::AlreadyLost),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(HoldError::Unknown("the client is shut down".into())),
+        self.engine().end(self.hold(), Some(answer));
+        async move {
+            let _guard = self; // it keeps the client's thread alive
+            if was_lost {
+                return Ok(Released::AlreadyLost);
+            }
+            match answered.await {
+                Ok(Ok(true)) => Ok(Released::Released),
+                Ok(Ok(false)) => Ok(Released::AlreadyLost),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(HoldError::Unknown("the client is shut down".into())),
+            }
         }
     }
 
@@ -221,8 +236,15 @@ impl Guard {
     pub fn leak(self) -> Token {
         let hold = self.hold();
         if hold.end() {
-            self.engine().parties.leave(hold.name.number);
             hold.holding.leaked(hold.is_lost());
+            // Known until its lease is over: a message of its grant that comes late is not one that nobody waits for.
+            let (engine, number) = (self.engine().clone(), hold.name.number);
+            let lasts = crate::clock::duration(hold.keeping.lease);
+            let runtime = engine.runtime.clone();
+            runtime.spawn(async move {
+                tokio::time::sleep(lasts).await;
+                engine.parties.leave(number);
+            });
         }
         hold.token()
     }
@@ -414,7 +436,7 @@ impl GuardSet {
     }
 
     async fn first_lost(&self) -> (&Guard, LossReason) {
-        let mut losses: Vec<_> = self.guards.iter().map(|guard| (guard, Box::pin(guard.lost()))).collect();
+        let mut losses: Vec<_> = self.guards.iter().map(|guard| (guard, Box::pin(guard.lost_while_here()))).collect();
         std::future::poll_fn(|context| {
             let lost = losses.iter_mut().find_map(|(guard, lost)| match lost.as_mut().poll(context) {
                 Poll::Ready(reason) => Some((*guard, reason)),
@@ -445,8 +467,10 @@ impl GuardSet {
     /// The locks are given back though the future is dropped.
     pub async fn release(self) -> Result<Released, HoldError> {
         let mut outcome = Ok(Released::Released);
-        for guard in self.guards.into_iter().rev() {
-            match (guard.release().await, &outcome) {
+        // All are begun before the first answer is waited for: a server that is silent is waited for once.
+        let releases: Vec<_> = self.guards.into_iter().rev().map(Guard::begin_release).collect();
+        for released in releases {
+            match (released.await, &outcome) {
                 (Ok(Released::AlreadyLost), Ok(_)) => outcome = Ok(Released::AlreadyLost),
                 (Err(error), Ok(_)) => outcome = Err(error),
                 _ => {}

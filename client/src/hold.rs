@@ -55,6 +55,10 @@ impl Session {
         Self { grace, pulse: Mutex::new(pulse) }
     }
 
+    pub(crate) fn grace(&self) -> Millis {
+        self.grace
+    }
+
     /// The connection may have closed right after it was last known to be alive.
     fn believed_until(&self) -> Time {
         believed_until(self.pulse.lock().unwrap_or_else(PoisonError::into_inner).last(), self.grace)
@@ -99,7 +103,8 @@ pub(crate) struct Hold {
     /// Given back or leaked by its holder: no loss is told any more, and nothing is renewed.
     ended: AtomicBool,
     loss: OnceLock<LossReason>,
-    lost: Notify,
+    /// It was lost or has ended.
+    over: Notify,
 }
 
 impl Hold {
@@ -117,7 +122,7 @@ impl Hold {
             renewal: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             loss: OnceLock::new(),
-            lost: Notify::new(),
+            over: Notify::new(),
         }
     }
 
@@ -212,7 +217,7 @@ impl Hold {
         if self.ended.load(Ordering::Acquire) || self.loss.set(reason).is_err() {
             return false;
         }
-        self.lost.notify_waiters();
+        self.over.notify_waiters();
         true
     }
 
@@ -224,18 +229,23 @@ impl Hold {
 
     /// Ends it on behalf of its holder; false if that was done before.
     pub(crate) fn end(&self) -> bool {
-        !self.ended.swap(true, Ordering::AcqRel)
+        let first = !self.ended.swap(true, Ordering::AcqRel);
+        self.over.notify_waiters();
+        first
     }
 
-    /// Ends when it is lost.
-    pub(crate) async fn lost(&self) -> LossReason {
+    /// Ends when it is lost; with `None` when it was given back or leaked instead.
+    pub(crate) async fn lost(&self) -> Option<LossReason> {
         loop {
-            let mut lost = std::pin::pin!(self.lost.notified());
-            lost.as_mut().enable(); // before the look: a loss between the two is not missed
+            let mut over = std::pin::pin!(self.over.notified());
+            over.as_mut().enable(); // before the look: a loss between the two is not missed
             if let Some(reason) = self.loss.get() {
-                return *reason;
+                return Some(*reason);
             }
-            lost.await;
+            if self.ended.load(Ordering::Acquire) {
+                return None;
+            }
+            over.await;
         }
     }
 }
@@ -291,6 +301,7 @@ mod tests {
     fn hold_that_was_given_back_is_not_lost() {
         let hold = hold(None);
         assert!(hold.end());
+        assert!(!hold.end());
         assert!(!hold.lose(LossReason::Expired));
         assert!(!hold.is_kept());
     }
@@ -322,6 +333,6 @@ mod tests {
         });
         tokio::task::yield_now().await;
         hold.lose(LossReason::Flushed);
-        assert_eq!(waiting.await.unwrap(), LossReason::Flushed);
+        assert_eq!(waiting.await.unwrap(), Some(LossReason::Flushed));
     }
 }

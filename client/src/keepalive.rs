@@ -33,7 +33,7 @@ const BATCH_MAX: usize = 500;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The timer's clock stops while the machine sleeps; so it looks at the other one this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Entries of holds that have ended stay until they fall due, or until there are this many and then twice as many as live ones.
+/// Entries that are stale stay until they fall due, or until there are this many and then twice as many as live ones.
 const PRUNE_ABOVE_MIN: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,12 @@ struct Entry {
 }
 
 impl Entry {
+    /// Whether there is nothing to be done: the hold has ended, or is renewed at another time.
+    fn is_stale(&self) -> bool {
+        let replaced = matches!(self.what, What::Renew(number) if number != self.hold.renewal.load(Relaxed));
+        replaced || !self.hold.is_kept()
+    }
+
     fn earliest(&self) -> Time {
         Time::from_us(self.at.as_us().saturating_sub(self.slack_us))
     }
@@ -123,8 +129,7 @@ impl KeepAlive {
             let mut renewals = Vec::new();
             for entry in due {
                 match entry.what {
-                    _ if !entry.hold.is_kept() => {}
-                    What::Renew(number) if number != entry.hold.renewal.load(Relaxed) => {}
+                    _ if entry.is_stale() => {}
                     What::Renew(_) if entry.hold.is_fresh(now) => {
                         self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
                     }
@@ -156,6 +161,9 @@ impl KeepAlive {
             .filter(|hold| hold.is_kept())
             .filter_map(|hold| hold.keeping.lease_at(now).map(|lease| (lease, hold.sure_token(), hold)))
             .collect();
+        if asked.is_empty() {
+            return; // all were given back meanwhile
+        }
         let requests =
             wire::pipeline(asked.iter().map(|(lease, token, hold)| wire::renewal(&hold.name, *lease, *token)));
         let answer = engine.commands.call_all(&requests, asked.len(), |position, reply| {
@@ -212,9 +220,11 @@ impl KeepAlive {
         self.renew_at(later(engine.clock.now(), after), hold);
     }
 
-    /// A third of the lease after `from`, or up to a sixth earlier than that.
+    /// A third of the lease after `from`, or up to a sixth earlier than that. Of a session's grace, if that is shorter: should a renewal
+    /// that is late bind the session to a connection that has closed, the next one comes before the server has ended it.
     fn next_renewal(&self, engine: &Engine, from: Time, hold: &Hold) -> Time {
-        let third = duration(hold.keeping.lease) / 3;
+        let lasts = hold.session.as_ref().map_or(hold.keeping.lease, |session| session.grace().min(hold.keeping.lease));
+        let third = duration(lasts) / 3;
         later(from, third - engine.jitter.up_to(third / 6))
     }
 
@@ -243,7 +253,7 @@ impl KeepAlive {
         let is_first = due.heap.peek().is_none_or(|Reverse(first)| entry.earliest() < first.earliest());
         due.heap.push(Reverse(entry));
         if due.heap.len() > due.prune_above {
-            due.heap.retain(|Reverse(entry)| entry.hold.is_kept());
+            due.heap.retain(|Reverse(entry)| !entry.is_stale());
             due.prune_above = PRUNE_ABOVE_MIN.max(2 * due.heap.len());
         }
         drop(due);

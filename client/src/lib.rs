@@ -38,10 +38,12 @@
 //!
 //! * **Order.** Waiting requests are queued in the server, first come first served, and the grant is pushed to the next the moment the
 //!   lock is free. Nobody polls, unless told to ([`WaitMode::Poll`]).
-//! * **A belief that ends first.** [`Guard::is_valid`] says no before the server lets anybody else in: it counts from before the
+//! * **A belief that ends first.** [`Guard::is_valid`] says no before the lease ends at the server: it counts from before the
 //!   request was sent, on a clock that counts suspended time, less a margin. A process that was stopped sees the loss before it acts.
+//!   What ends a hold before its lease (FLOCK.REVOKE, a deleted key, a flush, a failover) is told when it has happened, not foreseen.
 //! * **Nothing stays behind.** Dropping any future or guard, at any point and anywhere, gives back what it had or waited for. A
-//!   request that reaches the server when its connection is dead costs [`Builder::claim`], not a lease.
+//!   request that reaches the server when its connection is dead costs [`Builder::claim`], not a lease; that of a re-entrant handle
+//!   costs the lease.
 //! * **Retries that are safe.** Each acquisition has an owner of its own, and every request of it may be repeated.
 //! * **Connections that heal.** Two connections, watched by heartbeats, replaced when they break or fall silent; who waits asks again.
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
@@ -55,8 +57,8 @@
 //!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
 //!   that may be promoted acknowledges.
 //! * **A killed process gives nothing back.** Its locks are free when their leases are over.
-//! * **One server, reached directly.** Cluster and Sentinel are not supported yet. A connection pooler in between would mix up whose
-//!   connection is whose.
+//! * **One primary, reached directly** or found by Sentinel (`valkey+sentinel://host1,host2,host3/service`, see [`Flock::connect`]).
+//!   Cluster is not supported yet. A connection pooler in between would mix up whose connection is whose.
 //!
 //! # Features
 //!
@@ -65,7 +67,7 @@
 //! | `blocking` | the same without an async runtime |
 //! | `metrics` | counts and times for the `metrics` facade: below |
 //! | `testing` | a server in memory, for the tests of what uses this crate |
-//! | `tls` | `valkeys://` and `rediss://` URLs, [`Builder::ca_certificates`](Builder), [`Builder::client_certificate`](Builder) |
+//! | `tls` | `valkeys://` and `rediss://` URLs, [`Builder::ca_certificates`](Builder), [`Builder::client_certificate`](Builder); installs *ring* as the process's cryptography, unless the program has installed another |
 //!
 //! None is on unless asked for: a plain connection needs none of them.
 //!
@@ -113,6 +115,7 @@ mod link;
 mod lock;
 mod observe;
 mod replicas;
+mod sentinel;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]
@@ -120,7 +123,7 @@ mod tls;
 mod waiters;
 mod wire;
 
-pub use admin::{AdminError, HeldLock, Holder, HolderState, LockInfo, Locks, Stats, Waiting};
+pub use admin::{AdminError, HeldLock, Holder, HolderState, LockInfo, Locks, Stats, Waiter};
 pub use client::{Builder, Flock, ShutdownTimedOut};
 pub use error::{AcquireError, ConnectError, HoldError, LossReason, RunError, ServerError};
 pub use event::{Event, Events};

@@ -28,7 +28,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::clock::Clock;
-use crate::dialer::Dialer;
+use crate::dialer::{Dialer, Place};
 use crate::error::{ConnectError, ServerError, Source};
 use crate::event::Event;
 use crate::jitter::{Backoff, Jitter};
@@ -37,6 +37,8 @@ use crate::observe;
 /// Requests that may wait for the socket; more make their senders wait.
 const BUFFERED_MAX: usize = 1024;
 const RECONNECT_DELAY_FIRST: Duration = Duration::from_millis(20);
+/// The next connection after one that has lived for so long is made as soon as the first.
+const SETTLED_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
@@ -94,10 +96,12 @@ impl Pulse {
     }
 }
 
+/// A connection that is up, or was a moment ago.
 #[derive(Clone)]
-struct Up {
+pub(crate) struct Up {
     epoch: u64,
     connection: MultiplexedConnection,
+    place: Place,
     pulse: Arc<Pulse>,
 }
 
@@ -214,13 +218,27 @@ impl Link {
         }
     }
 
-    /// Sends a command, waiting for a connection if there is none, for as long as a reply may take.
+    /// The connection; waits for one if there is none, for as long as a reply may take.
+    pub(crate) async fn up(&self) -> Result<Up, CallError> {
+        self.up_by(Instant::now() + self.config.response_timeout).await
+    }
+
+    /// Sends a command, as soon as there is a connection.
     pub(crate) async fn call<T>(
         &self,
         cmd: &Cmd,
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Answer<T>, CallError> {
-        let mut up = self.up_by(Instant::now() + self.config.response_timeout).await?;
+        self.call_over(self.up().await?, cmd, read).await
+    }
+
+    /// Sends a command over this connection.
+    pub(crate) async fn call_over<T>(
+        &self,
+        mut up: Up,
+        cmd: &Cmd,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Answer<T>, CallError> {
         let sent = self.clock.now();
         let outcome = timeout(self.config.response_timeout, up.connection.send_packed_command(cmd)).await;
         let reply = self.judge(&up, sent, outcome)?;
@@ -235,7 +253,7 @@ impl Link {
         count: usize,
         read: impl Fn(usize, &Value) -> Option<T>,
     ) -> Result<Answer<Vec<Result<T, CallError>>>, CallError> {
-        let mut up = self.up_by(Instant::now() + self.config.response_timeout).await?;
+        let mut up = self.up().await?;
         let sent = self.clock.now();
         let replies = up.connection.send_packed_commands(pipeline, 0, count);
         let outcome = timeout(self.config.response_timeout, replies).await;
@@ -253,11 +271,12 @@ impl Link {
             let begun = self.clock.now();
             let attempt = timeout(self.config.connect_timeout, self.connect(epoch)).await;
             match attempt.unwrap_or_else(|_| Err(timed_out("connecting timed out"))) {
-                Ok(connection) => {
-                    backoff.reset();
+                Ok((connection, place)) => {
+                    let connected = Instant::now();
+                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
                     self.epoch.store(epoch, Ordering::Release);
                     *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Health::default();
-                    let up = Up { epoch, connection, pulse: Arc::default() };
+                    let up = Up { epoch, connection, place, pulse: Arc::default() };
                     up.pulse.beat(begun);
                     self.up.send_replace(Some(up.clone()));
                     observe::connected(self.name(), epoch);
@@ -266,6 +285,10 @@ impl Link {
                     self.up.send_replace(None);
                     tracing::warn!(link = self.name(), epoch, "connection given up");
                     let _ = self.events.send(Event::Disconnected { link: self.name() });
+                    // One that is closed again as soon as it is made is as bad as none.
+                    if connected.elapsed() >= SETTLED_AFTER {
+                        backoff.reset();
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(link = self.name(), %error, "cannot connect");
@@ -283,7 +306,7 @@ impl Link {
         }
     }
 
-    async fn connect(self: &Arc<Self>, epoch: u64) -> Result<MultiplexedConnection, RedisError> {
+    async fn connect(self: &Arc<Self>, epoch: u64) -> Result<(MultiplexedConnection, Place), RedisError> {
         let link = Arc::downgrade(self);
         let hear = move |push: PushInfo| {
             if let Some(link) = link.upgrade() {
@@ -296,12 +319,12 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFERED_MAX)
             .set_push_sender(hear);
-        let mut connection = self.dialer.open(config).await?;
+        let (mut connection, place) = self.dialer.open(config).await?;
         self.replace_predecessor(&mut connection).await?;
         if let Purpose::Messages { channel, .. } = &self.purpose {
             connection.subscribe(channel).await?;
         }
-        Ok(connection)
+        Ok((connection, place))
     }
 
     /// Ends the last connection at the server, if this user may, and becomes the last one.
@@ -334,9 +357,9 @@ impl Link {
         }
     }
 
-    /// Ends when the connection is condemned; asks it now and then whether it is there.
+    /// Ends when the connection is condemned, or leads to a server that has a successor; asks it now and then whether it is there.
     async fn watch_over(&self, mut up: Up) {
-        let epoch = up.epoch;
+        let (epoch, place) = (up.epoch, up.place.clone());
         let mut condemned = self.condemned.subscribe();
         let beat = async {
             let ping = redis::cmd("PING");
@@ -354,6 +377,7 @@ impl Link {
         };
         tokio::select! {
             _ = condemned.wait_for(|condemned| *condemned >= epoch) => {}
+            () = self.dialer.moved(&place) => {}
             () = beat => {}
         }
     }
@@ -381,6 +405,9 @@ impl Link {
         if crate::tls::is_distrust(&trouble) {
             return Some(ConnectError::Tls(trouble.into()));
         }
+        if trouble.kind() == ErrorKind::MasterNameNotFoundBySentinel {
+            return Some(ConnectError::Config(trouble.detail().unwrap_or_default().to_owned().into()));
+        }
         server_error(&trouble).filter(|error| !error.is_retryable()).map(ConnectError::Server)
     }
 
@@ -397,7 +424,7 @@ impl Link {
                 Ok(reply)
             }
             Ok(Err(error)) => match server_error(&error) {
-                Some(error) => Err(CallError::Server(error)),
+                Some(error) => Err(self.refused(up.epoch, error)),
                 None => {
                     self.condemn(up.epoch);
                     Err(CallError::Unanswered(error.into()))
@@ -413,7 +440,7 @@ impl Link {
     fn read<T>(&self, epoch: u64, reply: &Value, read: impl FnOnce(&Value) -> Option<T>) -> Result<T, CallError> {
         if let Value::ServerError(error) = reply {
             let message = error.details().unwrap_or_default();
-            return Err(CallError::Server(ServerError::new(error.code(), message)));
+            return Err(self.refused(epoch, ServerError::new(error.code(), message)));
         }
         read(reply).ok_or_else(|| {
             tracing::warn!(link = self.name(), epoch, "a reply that cannot be one: the connection is out of step");
@@ -422,7 +449,18 @@ impl Link {
         })
     }
 
+    /// The server answered with an error. One that is no primary any more is left, if there is a way to its successor.
+    fn refused(&self, epoch: u64, error: ServerError) -> CallError {
+        if error.known() == Some(ErrorCode::ReadOnly) && self.dialer.finds_successors() {
+            self.condemn(epoch);
+        }
+        CallError::Server(error)
+    }
+
     fn count_timeout(&self, epoch: u64, sent: Time) {
+        if epoch < self.epoch() {
+            return; // it says nothing about the connection that there is now
+        }
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         if health.counted.is_none_or(|counted| sent >= counted) {
             health.timeouts += 1;

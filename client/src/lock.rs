@@ -11,8 +11,9 @@ use flock_core::{Mode, Token};
 
 use crate::acquire::{self, Patience, Request};
 use crate::client::Flock;
-use crate::error::{AcquireError, RunError};
-use crate::guard::{Guard, GuardSet};
+use crate::clock;
+use crate::error::{AcquireError, LossReason, RunError};
+use crate::guard::{Guard, GuardSet, Released};
 use crate::observe::Acquisition;
 use crate::replicas::Acknowledgement;
 
@@ -170,7 +171,7 @@ impl Lock {
     /// that acknowledged is no failover able to grant twice: with `n` replicas, any of which may be promoted, ask for `n`. It is about the
     /// grant, not about an upgrade later on. The token covers the rest, if the storage checks it.
     ///
-    /// `within` is rounded up to whole milliseconds, and counts from the grant, beside [`Lock::wait`]. It costs the round trip from the
+    /// `within` counts from the grant, beside [`Lock::wait`]; the server's answer may come a response timeout later. It costs the round trip from the
     /// server to its replicas and one from here, over a connection that no renewal waits behind. Not for re-entrant locks.
     pub fn acknowledged_by(mut self, replicas: u32, within: Duration) -> Self {
         self.request.acknowledgement = Some(Acknowledgement { replicas, within });
@@ -208,9 +209,12 @@ impl Lock {
     {
         let guard = self.await?;
         let value = guard.watch(work(guard.token())).await.map_err(RunError::Lost)?;
-        // What `work` did was done under the lock. An answer that does not come is waited for in the background.
-        let _ = guard.release().await;
-        Ok(value)
+        match guard.release().await {
+            // Some of what `work` did was done after the lock.
+            Ok(Released::AlreadyLost) => Err(RunError::Lost(LossReason::Gone)),
+            // An answer that does not come is waited for in the background.
+            Ok(Released::Released) | Err(_) => Ok(value),
+        }
     }
 
     async fn acquire(mut self) -> Result<Option<Guard>, AcquireError> {
@@ -230,19 +234,24 @@ impl Lock {
 /// What is certainly wrong costs no round trip.
 fn check(request: &Request, grace_min: Duration) -> Result<(), AcquireError> {
     let wrong = |what| Err(AcquireError::Config(what));
-    if request.lease.is_zero() {
-        return wrong("the lease is zero".into());
-    }
-    if request.max_hold.is_some_and(|most| most.is_zero()) {
-        return wrong("max_hold is zero".into());
+    let durations = [
+        ("the lease", Some(request.lease)),
+        ("max_hold", request.max_hold),
+        ("the session's grace", request.session),
+        ("the time to be acknowledged in", request.acknowledgement.map(|asked| asked.within)),
+    ];
+    for (name, duration) in durations {
+        if let Some(Err(what)) = duration.map(|duration| clock::check(name, duration)) {
+            return wrong(what.into());
+        }
     }
     if request.session.is_some_and(|grace| grace < grace_min) {
         return wrong(
             format!("the session's grace is below {grace_min:?}: two heartbeats and a response timeout").into(),
         );
     }
-    if request.acknowledgement.is_some_and(|asked| asked.replicas == 0 || asked.within.is_zero()) {
-        return wrong("acknowledged by no replicas, or within no time".into());
+    if request.acknowledgement.is_some_and(|asked| asked.replicas == 0) {
+        return wrong("acknowledged by no replicas".into());
     }
     if let Some(owner) = &request.reentrant {
         let max = Limits::DEFAULT.owner_max_bytes;

@@ -13,10 +13,10 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::clock::millis;
-use crate::dialer::Dialer;
+use crate::dialer::{Dialer, Place};
 use crate::engine::Engine;
 use crate::error::{AcquireError, HoldError, LossReason, ServerError};
 use crate::guard;
@@ -38,6 +38,7 @@ pub(crate) struct Acknowledgement {
 
 struct Idle {
     connection: MultiplexedConnection,
+    place: Place,
     since: Instant,
 }
 
@@ -67,22 +68,41 @@ impl Replicas {
         Self { dialer, connect_timeout, response_timeout, idle: Mutex::default(), room }
     }
 
-    /// Ends when enough replicas have the grant of this hold; fails when the time is over.
+    /// Ends when enough replicas have the grant of this hold; fails when the time is over, whatever it was spent on. Only the server's
+    /// answer may come later: by as much as any may take.
     pub(crate) async fn acknowledge(
         &self,
         engine: &Arc<Engine>,
         hold: &Arc<Hold>,
         asked: Acknowledgement,
     ) -> Result<(), AcquireError> {
+        let deadline = Instant::now() + asked.within;
+        let in_time =
+            timeout_at(deadline + self.response_timeout, self.acknowledge_by(deadline, engine, hold, asked.replicas));
+        in_time.await.unwrap_or_else(|_| Err(AcquireError::Unavailable(no_answer().into())))
+    }
+
+    async fn acknowledge_by(
+        &self,
+        deadline: Instant,
+        engine: &Arc<Engine>,
+        hold: &Arc<Hold>,
+        wanted: u32,
+    ) -> Result<(), AcquireError> {
         let lost = |reason| AcquireError::Lost { key: hold.name.key.to_vec(), reason };
-        let _room = self.room.acquire().await; // never closed
+        let Ok(_room) = timeout_at(deadline, self.room.acquire()).await else {
+            return Err(AcquireError::NotDurable { acknowledged: 0, wanted });
+        };
         let (Some(lease), token) = (hold.keeping.lease_at(engine.clock.now()), hold.sure_token()) else {
             return Err(lost(LossReason::MaxHold));
         };
-        let mut requests = wire::pipeline([wire::renewal(&hold.name, lease, token)]);
-        requests.cmd("WAIT").arg(asked.replicas).arg(millis(asked.within).as_ms());
-        let replies =
-            self.send(&requests, asked.within).await.map_err(|error| AcquireError::Unavailable(error.into()))?;
+        let requests = || {
+            let mut requests = wire::pipeline([wire::renewal(&hold.name, lease, token)]);
+            let left = millis(deadline - Instant::now()).as_ms().max(1); // 0 would be for ever
+            requests.cmd("WAIT").arg(wanted).arg(left);
+            requests
+        };
+        let replies = self.send(requests, deadline).await.map_err(|error| AcquireError::Unavailable(error.into()))?;
         if let Value::ServerError(error) = &replies.renewal {
             return Err(AcquireError::Server(server_error(error)));
         }
@@ -95,8 +115,8 @@ impl Replicas {
             Value::ServerError(error) => return Err(AcquireError::Server(server_error(error))),
             _ => 0,
         };
-        if acknowledged < asked.replicas {
-            return Err(AcquireError::NotDurable { acknowledged, wanted: asked.replicas });
+        if acknowledged < wanted {
+            return Err(AcquireError::NotDurable { acknowledged, wanted });
         }
         if hold.session.is_some() {
             // The renewal has moved the session to that other connection: back, before anybody relies on it.
@@ -112,41 +132,42 @@ impl Replicas {
 
     /// Sends the requests, over a kept connection if there is one that works. One that is merely silent may deliver them yet: they are
     /// not sent again then.
-    async fn send(&self, requests: &Pipeline, within: Duration) -> Result<Replies, RedisError> {
-        while let Some(connection) = self.take_idle() {
-            match self.send_over(connection, requests, within).await {
+    async fn send(&self, requests: impl Fn() -> Pipeline, deadline: Instant) -> Result<Replies, RedisError> {
+        while let Some((connection, place)) = self.take_idle() {
+            match self.send_over(connection, place, &requests()).await {
                 Err(error) if !error.is_timeout() => {} // closed while it was idle
                 outcome => return outcome,
             }
         }
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let connection = timeout(self.connect_timeout, self.dialer.open(config)).await.map_err(|_| no_answer())??;
-        self.send_over(connection, requests, within).await
+        let open_until = deadline.min(Instant::now() + self.connect_timeout);
+        let opening = timeout_at(open_until, self.dialer.open(config));
+        let (connection, place) = opening.await.map_err(|_| no_answer())??;
+        self.send_over(connection, place, &requests()).await
     }
 
     async fn send_over(
         &self,
         mut connection: MultiplexedConnection,
+        place: Place,
         requests: &Pipeline,
-        within: Duration,
     ) -> Result<Replies, RedisError> {
-        let replies = connection.send_packed_commands(requests, 0, 2);
-        let mut replies = timeout(within + self.response_timeout, replies).await.map_err(|_| no_answer())??.into_iter();
+        let mut replies = connection.send_packed_commands(requests, 0, 2).await?.into_iter();
         let (Some(renewal), Some(acknowledged)) = (replies.next(), replies.next()) else {
             return Err(no_answer());
         };
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {
-            idle.push(Idle { connection, since: Instant::now() });
+            idle.push(Idle { connection, place, since: Instant::now() });
         }
         Ok(Replies { renewal, acknowledged })
     }
 
     /// The connection that was used last.
-    fn take_idle(&self) -> Option<MultiplexedConnection> {
+    fn take_idle(&self) -> Option<(MultiplexedConnection, Place)> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| idle.since.elapsed() < IDLE_FOR);
-        idle.pop().map(|idle| idle.connection)
+        idle.retain(|idle| idle.since.elapsed() < IDLE_FOR && self.dialer.is_current(&idle.place));
+        idle.pop().map(|idle| (idle.connection, idle.place))
     }
 }
 

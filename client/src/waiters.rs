@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flock_core::effect::Notice;
 use flock_core::wire::message::OwnerMessage;
 use flock_core::{EndReason, Token};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::error::LossReason;
 use crate::hold::Hold;
@@ -88,6 +88,8 @@ struct Listed {
 #[derive(Debug, Default)]
 pub(crate) struct Parties {
     listed: Mutex<Listed>,
+    /// How many of them wait.
+    waiting: watch::Sender<usize>,
 }
 
 impl Parties {
@@ -96,6 +98,7 @@ impl Parties {
         let waiter = Arc::new(Waiter::default());
         let mut listed = self.lock();
         listed.by_number.insert(number, Party::Waiter(Arc::clone(&waiter)));
+        self.waiting.send_modify(|count| *count += 1);
         if let Some(shared) = shared {
             listed.by_owner.entry(shared.clone()).or_default().push(number);
             listed.owners.insert(number, shared);
@@ -107,6 +110,7 @@ impl Parties {
     pub(crate) fn hold(&self, hold: &Arc<Hold>) -> Option<LossReason> {
         let before = self.lock().by_number.insert(hold.name.number, Party::Holder(Arc::clone(hold)));
         let Some(Party::Waiter(waiter)) = before else { return None };
+        self.waiting.send_modify(|count| *count -= 1);
         let lost = waiter.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (_, reason) = lost.filter(|(token, _)| *token >= hold.token())?;
         hold.lose(reason).then_some(reason)
@@ -114,7 +118,9 @@ impl Parties {
 
     pub(crate) fn leave(&self, number: u64) {
         let mut listed = self.lock();
-        listed.by_number.remove(&number);
+        if let Some(Party::Waiter(_)) = listed.by_number.remove(&number) {
+            self.waiting.send_modify(|count| *count -= 1);
+        }
         let Some(shared) = listed.owners.remove(&number) else { return };
         if let Some(numbers) = listed.by_owner.get_mut(&shared) {
             numbers.retain(|other| *other != number);
@@ -152,13 +158,20 @@ impl Parties {
             .collect()
     }
 
-    pub(crate) fn anybody_waits(&self) -> bool {
-        self.lock().by_number.values().any(|party| matches!(party, Party::Waiter(_)))
+    /// Ends when all have got what they waited for, or have left.
+    pub(crate) async fn nobody_waits(&self) {
+        let _ = self.waiting.subscribe().wait_for(|count| *count == 0).await;
     }
 
     pub(crate) fn hear(&self, number: u64, message: &OwnerMessage<'_>) -> Heard {
         let listed = self.lock();
-        match (listed.by_number.get(&number), message.notice) {
+        let party = listed.by_number.get(&number);
+        if let Some(Party::Holder(hold)) = party
+            && *hold.name.key != *message.key
+        {
+            return Heard::Nothing; // the same owner, named for another lock
+        }
+        match (party, message.notice) {
             (Some(Party::Waiter(waiter)), Notice::Granted { token, .. }) => waiter.put(News::Granted(token)),
             (Some(Party::Waiter(waiter)), Notice::TimedOut) => waiter.put(News::TimedOut),
             (Some(Party::Waiter(waiter)), Notice::Ended(reason)) => waiter.put(News::Ended(reason)),

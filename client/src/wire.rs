@@ -1,5 +1,5 @@
 //! Commands out, replies in. Beside this file only those that have to do with connections know types of the `redis` crate:
-//! [`crate::client`], [`crate::dialer`], [`crate::link`], [`crate::replicas`], and TLS.
+//! [`crate::client`], [`crate::dialer`], [`crate::link`], [`crate::replicas`], [`crate::sentinel`], and TLS.
 //!
 //! The arguments come from flock-core, where the server's parser is; a reply that is not exactly one of those documented is no reply:
 //! the connection it came on is out of step, and is dropped.

@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use flock_client::testing::Server;
-use flock_client::{AcquireError, Event, HoldError, LossReason, Released};
+use flock_client::{AcquireError, Event, Guard, HoldError, LossReason, Released, RunError};
 use tokio::time::{Instant, advance, sleep, timeout};
 
 /// The runtime's timers tick in milliseconds; a wait ends in the tick after its end.
@@ -46,7 +46,7 @@ async fn loss_is_noticed_exactly_at_the_end_of_the_belief() {
     server.stop();
     let (stopped, remaining) = (Instant::now(), guard.remaining());
     assert!(remaining > secs(18) && remaining <= ms(29_700), "{remaining:?}");
-    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert_eq!(guard.lost().await, Some(LossReason::Expired));
     assert_on_time(stopped.elapsed(), remaining);
     assert!(!guard.is_valid());
     // The server still keeps it: the margin, 1 % of the lease.
@@ -75,7 +75,7 @@ async fn lock_without_keep_alive_ends_with_its_lease() {
     let flock = server.client().await;
     let begun = Instant::now();
     let guard = flock.lock("k").lease(secs(10)).keep_alive(false).await.unwrap();
-    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert_eq!(guard.lost().await, Some(LossReason::Expired));
     assert_on_time(begun.elapsed(), ms(9900));
 }
 
@@ -206,7 +206,7 @@ async fn session_ends_when_its_connection_does_not_return() {
     assert!(guard.is_valid());
     server.stop();
     let stopped = Instant::now();
-    assert_eq!(guard.lost().await, LossReason::Disconnected);
+    assert_eq!(guard.lost().await, Some(LossReason::Disconnected));
     assert!(stopped.elapsed() < secs(5), "{:?}", stopped.elapsed());
     sleep(secs(5)).await;
     assert!(server.holders("k").is_empty());
@@ -220,7 +220,7 @@ async fn revoked_holder_is_told_at_once() {
     sleep(secs(1)).await;
     let begun = Instant::now();
     assert_eq!(server.revoke("k"), 1);
-    assert_eq!(guard.lost().await, LossReason::Revoked);
+    assert_eq!(guard.lost().await, Some(LossReason::Revoked));
     assert!(begun.elapsed() < TICK);
     assert_eq!(server.revoke("k"), 0);
 }
@@ -251,8 +251,8 @@ async fn holders_and_waiters_are_shown() {
     sleep(secs(7)).await;
     let info = bob.info("k", 10).await.unwrap().unwrap();
     assert_eq!((info.holders[0].token, &info.holders[0].label[..]), (guard.token(), &b"backup"[..]));
-    assert_eq!(info.holders[0].held, secs(7));
-    assert_eq!(info.waiters[0].waiting, secs(7));
+    assert_eq!(info.holders[0].held_for, secs(7));
+    assert_eq!(info.waiters[0].waiting_for, secs(7));
     assert!(bob.info("free", 10).await.unwrap().is_none());
     let mut guards = Vec::new();
     for number in 0..250 {
@@ -286,8 +286,78 @@ async fn shutdown_gives_everything_back() {
     let guard = flock.lock("k").await.unwrap();
     flock.shutdown(secs(1)).await.unwrap();
     assert!(server.holders("k").is_empty());
-    assert_eq!(guard.lost().await, LossReason::ShutDown);
+    assert_eq!(guard.lost().await, Some(LossReason::ShutDown));
     assert!(matches!(flock.lock("k").await, Err(AcquireError::ShutDown)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_goes_on_though_its_future_is_dropped() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").await.unwrap();
+    assert!(timeout(Duration::ZERO, flock.shutdown(secs(1))).await.is_err());
+    assert_eq!(guard.lost().await, Some(LossReason::ShutDown));
+    sleep(secs(2)).await;
+    assert!(server.holders("k").is_empty());
+    server.cut_connections();
+    sleep(secs(2)).await;
+    assert_eq!(server.connections(), 0); // nobody keeps them up
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_is_not_waited_for_after_a_release() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let ends: [fn(Guard); 2] = [drop, |guard| {
+        let _token = guard.leak();
+    }];
+    for end in ends {
+        let guard = flock.lock("k").lease(secs(1)).await.unwrap();
+        let lost = guard.lost();
+        end(guard);
+        assert_eq!(timeout(ms(1), lost).await, Ok(None));
+        sleep(secs(2)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_ended_after_its_lock_is_not_done() {
+    let server = Server::new();
+    let flock = server.builder().without_pubsub().connect().await.unwrap(); // it is not told
+    let outcome = flock.lock("k").run(|_| async { server.revoke("k") }).await;
+    assert!(matches!(outcome, Err(RunError::Lost(LossReason::Gone))), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_of_locks_waits_for_a_dead_server_once() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guards = flock.lock_all(["a", "b", "c", "d"]).await.unwrap();
+    server.stop();
+    let begun = Instant::now();
+    assert!(matches!(guards.release().await, Err(HoldError::Unknown(_))));
+    assert!(begun.elapsed() < secs(7), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn connection_that_does_not_last_is_not_made_again_at_once() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let mut events = flock.events();
+    let connected = tokio::spawn(async move {
+        let mut connected = 0;
+        while let Some(event) = events.next().await {
+            connected += u32::from(matches!(event, Event::Connected { .. }));
+        }
+        connected
+    });
+    for _ in 0..10_000 {
+        server.cut_connections();
+        sleep(ms(1)).await;
+    }
+    drop(flock);
+    let connected = connected.await.unwrap();
+    assert!(connected > 4 && connected < 200, "{connected} connections in 10 s"); // two links, every half second
 }
 
 #[tokio::test(start_paused = true)]
@@ -321,4 +391,17 @@ async fn time_need_not_be_paused() {
     guard.lost().await;
     assert!(begun.elapsed() >= ms(50));
     assert!(flock.lock("k").wait(secs(5)).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn owner_named_for_another_lock_keeps_the_two_apart() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let first = flock.lock("k1").await.unwrap();
+    let second = flock.lock("k2").reentrant(first.owner()).await.unwrap();
+    assert_eq!(server.revoke("k2"), 1);
+    assert_eq!(second.lost().await, Some(LossReason::Revoked));
+    assert!(first.is_valid(), "the other lock of this owner is still held");
+    assert_eq!(server.revoke("k1"), 1);
+    assert_eq!(first.lost().await, Some(LossReason::Revoked));
 }

@@ -24,6 +24,8 @@ on_own_servers![
     single_threaded_runtime_that_shuts_down_with_guards_leaves_nothing,
     last_guard_keeps_the_client_alive,
     shutdown_ends_waits_and_gives_back_holds,
+    client_that_goes_right_after_a_dropped_wait_leaves_no_place_in_the_queue,
+    holds_given_back_as_their_renewal_falls_due_cost_no_connection,
 ];
 
 fn dropped_guard_releases(builder: Builder) {
@@ -176,6 +178,44 @@ fn shutdown_ends_waits_and_gives_back_holds(builder: Builder) {
         assert_eq!(held_and_waiting(&server), (0, 0));
         assert!(matches!(waiting.await.unwrap(), Err(AcquireError::ShutDown)));
         assert!(!guard.is_valid());
-        assert_eq!(guard.lost().await, flock_client::LossReason::ShutDown);
+        assert_eq!(guard.lost().await, Some(flock_client::LossReason::ShutDown));
+    });
+}
+
+fn client_that_goes_right_after_a_dropped_wait_leaves_no_place_in_the_queue(builder: Builder) {
+    // The last handle goes in the instant in which the wait is dropped: the client's thread must not end before it knows of that.
+    on(&builder, async |server, flock: Flock| {
+        let _first = held(&flock, "k").await;
+        for _ in 0..10 {
+            let another = connect(server.addr()).await;
+            let waited = tokio::time::timeout(ms(50), another.lock("k").wait(ms(30_000)).into_future()).await;
+            assert!(waited.is_err(), "the lock is held");
+            drop(another);
+        }
+        wait_until_waiting(&server, 0);
+    });
+}
+
+fn holds_given_back_as_their_renewal_falls_due_cost_no_connection(builder: Builder) {
+    // A claim is confirmed a few milliseconds after its grant. Some of these holds are given back in that very instant, and nothing is left
+    // to ask for.
+    on(&builder, async |_server, flock: Flock| {
+        let mut events = flock.events();
+        let mut tasks = Vec::new();
+        for task in 0..100 {
+            let flock = flock.clone();
+            tasks.push(tokio::spawn(async move {
+                for round in 0..30u64 {
+                    let guard = held(&flock, &format!("k{task}")).await;
+                    sleep(Duration::from_micros((task * 37 + round * 211) % 7000)).await;
+                    drop(guard);
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let event = tokio::time::timeout(ms(10), events.next()).await;
+        assert!(event.is_err(), "{event:?}");
     });
 }

@@ -63,14 +63,14 @@ impl Told {
         let roughly = |duration: Duration| if duration > HALF { "much" } else { "little" };
         let told = info.map(|info| {
             let holders = info.holders.iter().map(|holder| {
-                let times = (holder.lease, roughly(holder.left), roughly(holder.held));
+                let times = (holder.lease, roughly(holder.remaining), roughly(holder.held_for));
                 (self.number(holder.token), holder.state, times, holder.label.clone(), holder.ids.clone())
             });
             let holders: Vec<_> = holders.collect();
             let waiters = info
                 .waiters
                 .iter()
-                .map(|waiting| (waiting.mode, waiting.position, roughly(waiting.waiting), waiting.label.clone()));
+                .map(|waiting| (waiting.mode, waiting.position, roughly(waiting.waiting_for), waiting.label.clone()));
             let counts = (info.mode, info.holder_count, info.waiter_count, info.grace_left);
             (counts, holders, waiters.collect::<Vec<_>>())
         });
@@ -110,7 +110,7 @@ async fn story(alice: &Flock, bob: &Flock) -> Vec<String> {
     told.tell("upgrade", guard.upgrade().await.is_ok());
     told.guard("upgraded", &guard);
     told.tell("revoked", bob.revoke("k").await.unwrap());
-    told.tell("lost", timeout(SOON, guard.lost()).await.unwrap());
+    told.tell("lost", timeout(SOON, guard.lost()).await.unwrap().unwrap());
     told.tell("released when lost", guard.release().await.unwrap());
     told.info("free", alice.info("k", 10).await.unwrap());
 
@@ -132,7 +132,7 @@ async fn story(alice: &Flock, bob: &Flock) -> Vec<String> {
     told.tell("floor beyond the clock", floor);
 
     let expiring = alice.lock("e").lease(ms(100)).keep_alive(false).await.unwrap();
-    told.tell("expired", timeout(SOON, expiring.lost()).await.unwrap());
+    told.tell("expired", timeout(SOON, expiring.lost()).await.unwrap().unwrap());
     let many: Vec<Guard> = {
         let mut guards = Vec::new();
         for number in 0..25 {
@@ -143,7 +143,7 @@ async fn story(alice: &Flock, bob: &Flock) -> Vec<String> {
     let mut listed = bob.list("many:1*").page_size(7).all().await.unwrap();
     listed.sort_by(|one, other| one.key.cmp(&other.key));
     for lock in listed {
-        let left = lock.left > ms(1000);
+        let left = lock.remaining > ms(1000);
         told.tell(
             "listed",
             (lock.key.escape_ascii().to_string(), lock.mode, lock.holder_count, lock.waiter_count, left),

@@ -8,6 +8,7 @@
 //! | `reentrant.rs` | several handles of one owner on one hold |
 //! | `blocking.rs` | the same client on plain threads |
 //! | `replicas.rs` | grants that count only when replicas have them |
+//! | `sentinel.rs` | the primary found by Sentinel, and followed |
 //! | `in_memory.rs` | the server in memory answers as the real one |
 //! | `cancel.rs` | what is dropped leaves nothing behind |
 //! | `faults.rs` | connections killed, silent, refused; servers restarted |
@@ -29,5 +30,6 @@ mod process;
 mod reentrant;
 mod replicas;
 mod scene;
+mod sentinel;
 mod several;
 mod tls;

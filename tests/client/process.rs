@@ -44,7 +44,7 @@ fn everything_works_over_a_unix_socket(builder: Builder) {
         assert!(is_current(&server, &second));
         second.renew().await.unwrap();
         revoke(&server, "k");
-        assert_eq!(timeout(SOON, second.lost()).await.unwrap(), LossReason::Revoked);
+        assert_eq!(timeout(SOON, second.lost()).await.unwrap(), Some(LossReason::Revoked));
         let session = flock.lock("s").session(ms(2500)).await.unwrap();
         let set = flock.lock_all(["a", "b"]).and_shared(["c"]).await.unwrap();
         assert!(session.is_valid() && set.is_valid());

@@ -44,7 +44,7 @@ fn on<F: Future<Output = ()>>(builder: &Builder, replicas: usize, test: impl FnO
 #[track_caller]
 fn assert_not_durable(error: &AcquireError, counts: (u32, u32)) {
     match error {
-        AcquireError::NotDurable { acknowledged, wanted } => assert_eq!((*acknowledged, *wanted), counts),
+        AcquireError::NotDurable { acknowledged, wanted, .. } => assert_eq!((*acknowledged, *wanted), counts),
         _ => panic!("{error:?}"),
     }
     assert!(error.is_retryable());

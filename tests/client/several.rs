@@ -107,7 +107,7 @@ fn lock_lost_while_the_next_is_waited_for_is_an_error(builder: Builder) {
         let began = Instant::now();
         let error = waiting.await.unwrap().unwrap_err();
         assert_in_time(began, began.elapsed(), ms(1000));
-        let AcquireError::Lost { key, reason } = &error else { panic!("{error:?}") };
+        let AcquireError::Lost { key, reason, .. } = &error else { panic!("{error:?}") };
         assert_eq!(key, b"a");
         assert!(matches!(reason, LossReason::Revoked | LossReason::Gone), "{reason:?}");
         assert!(error.to_string().contains("\"a\""), "{error}");

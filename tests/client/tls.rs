@@ -135,10 +135,36 @@ fn everything_works_over_tls() {
             assert!(is_current(&secure.server, &second));
             second.renew().await.unwrap();
             revoke(&secure.server, "k");
-            assert_eq!(timeout(SOON, second.lost()).await.unwrap(), LossReason::Revoked);
+            assert_eq!(timeout(SOON, second.lost()).await.unwrap(), Some(LossReason::Revoked));
             flock.shutdown(SOON).await.unwrap();
             assert_eq!(held_and_waiting(&secure.server), (0, 0));
         }
+    });
+}
+
+#[test]
+fn sentinels_and_the_primary_speak_tls() {
+    within_bounds(async {
+        let secure = Secure::start(OURS, false);
+        let file = |name: &str| secure.server.dir().join(name).display().to_string();
+        let builder = Server::builder()
+            .generation(Generation::Old)
+            .sentinel()
+            .config("tls-cert-file", file("server.pem"))
+            .config("tls-key-file", file("server.key"))
+            .config("tls-ca-cert-file", file("ca.pem"))
+            .config("tls-auth-clients", "no")
+            .config("tls-replication", "yes")
+            .config("sentinel", format!("monitor main 127.0.0.1 {} 1", secure.port));
+        let (_sentinel, port) = flock_tests::wait::wait_for("a sentinel speaks TLS", SOON, || {
+            let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()).unwrap();
+            builder.clone().config("tls-port", free.port()).try_start().ok().map(|sentinel| (sentinel, free.port()))
+        });
+        let builder = Flock::builder(format!("valkeys+sentinel://127.0.0.1:{port}/main"));
+        let flock = builder.clone().ca_certificates(secure.authority.pem()).connect().await.unwrap();
+        assert!(is_current(&secure.server, &held(&flock, "k").await));
+        let began = Instant::now();
+        assert_distrust(builder.ca_certificates(Authority::new().pem()).connect().await, began);
     });
 }
 

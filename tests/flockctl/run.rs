@@ -40,10 +40,13 @@ fn status_is_that_of_the_command(builder: Builder) {
 
 fn command_finds_its_token_and_key(builder: Builder) {
     let server = builder.start();
-    let script = "echo $FLOCK_TOKEN; echo \"$FLOCK_KEY\"; read _";
-    let mut run = start(flockctl(&server, &["run", "my key", "sh", "-c", script]));
+    let script = "echo $FLOCK_TOKEN; echo \"$FLOCK_KEY\"; echo \"password: ${FLOCK_PASSWORD-none}\"; read _";
+    let mut command = flockctl(&server, &["run", "my key", "sh", "-c", script]);
+    command.env("FLOCK_PASSWORD", "secret"); // the default user of this server takes any
+    let mut run = start(command);
     let token = run.line();
     assert_eq!(run.line(), "my key");
+    assert_eq!(run.line(), "password: none");
     assert_eq!(ask(&server, &["FLOCK.CHECK", "my key", &token]).as_int(), 1);
     run.close_input();
     assert_eq!(run.end().code, Some(1)); // `read` found the end
@@ -141,6 +144,13 @@ fn interrupted_wait_leaves_the_queue(builder: Builder) {
     run.signal(Signal::SIGTERM);
     let ended = run.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(128 + 15), ""));
+    assert_eq!(server.info("flock").number("flock_waiters"), 0);
+    // Of the interrupt key it must die: a shell ends its loop only then.
+    let run = start(flockctl_with_all_signals(&server, &["run", "k", "echo", "ran"]));
+    wait_until_waiting(&server, 1);
+    run.signal(Signal::SIGINT);
+    let ended = run.end();
+    assert_eq!((ended.code, ended.out.as_str()), (None, ""));
     assert_eq!(server.info("flock").number("flock_waiters"), 0);
 }
 

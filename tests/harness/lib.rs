@@ -6,7 +6,7 @@
 //! | [`resp`], [`mod@args`], [`reply`] | a connection that can also wait, break off and send nonsense; what is sent; what comes back |
 //! | [`subscriber`] | a connection that listens to channels |
 //! | [`both`] | one test function, run on both server generations and both protocol versions |
-//! | [`topology`] | a primary with replicas; a cluster |
+//! | [`topology`] | a primary with replicas; with sentinels; a cluster |
 //! | [`proxy`] | a TCP proxy that holds, drops, delays, doubles and cuts |
 //! | [`history`], [`check`], [`fenced_store`] | what clients saw, and whether it may have been so |
 //! | [`random`] | random numbers that can be had again |

@@ -43,6 +43,11 @@ impl Subscriber {
         subscriber
     }
 
+    /// Takes a connection whose subscription has been confirmed already: for servers that may not confirm it.
+    pub fn subscribed(conn: Conn) -> Subscriber {
+        Subscriber { conn }
+    }
+
     /// The next message, if it comes in time.
     ///
     /// # Errors

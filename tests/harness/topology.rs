@@ -1,4 +1,4 @@
-//! Several servers that know each other: a primary with replicas, a cluster.
+//! Several servers that know each other: a primary with replicas, these with sentinels, a cluster.
 
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use crate::wait::{wait_for, wait_until};
 pub const SYNC_WITHIN: Duration = Duration::from_secs(20);
 /// Three nodes agree in about 2 s: gossip goes out once a second.
 const CLUSTER_WITHIN: Duration = Duration::from_secs(30);
+/// Sentinels hear of each other every 2 s, and ask the servers whom they know every 10 s, but soon after they have met them.
+const SENTINELS_WITHIN: Duration = Duration::from_secs(30);
 const SLOTS: usize = 16_384;
 
 /// A primary and its replicas. The fields are there to be used: any of them may be stopped, promoted or replaced.
@@ -112,6 +114,118 @@ fn wait_role(server: &Server, role: &str) {
     wait_until(&format!("{} has the role {role}", server.port()), SYNC_WITHIN, || {
         conn.cmd(&["ROLE"]).as_array()[0] == Reply::bulk(role)
     });
+}
+
+/// A primary and its replicas, watched over by sentinels: they promote a replica when the primary is silent for [`Guarded::DOWN_AFTER`].
+#[derive(Debug)]
+pub struct Guarded {
+    /// The first one is the primary, until a failover.
+    pub servers: Vec<Server>,
+    /// The sentinels. Each waits longer than the one before it: what they notice at the same time ends, now and then, in an election
+    /// that nobody wins, and the next one is many seconds later.
+    pub sentinels: Vec<Server>,
+}
+
+impl Guarded {
+    /// What the sentinels call these servers.
+    pub const SERVICE: &str = "main";
+    /// How long a server may be silent for the first sentinel; for the second it is twice as long, and so on.
+    pub const DOWN_AFTER: Duration = Duration::from_millis(500);
+
+    /// Starts everything and waits until the sentinels know all servers and each other.
+    ///
+    /// # Panics
+    /// If they do not within 30 s.
+    #[track_caller]
+    pub fn start(builder: &Builder, replicas: usize, sentinels: usize) -> Guarded {
+        let Replicated { primary, replicas } = Replicated::start(builder, replicas);
+        let service = Self::SERVICE;
+        let sentinel = |number: usize| {
+            let silence_ms = Self::DOWN_AFTER.as_millis() * (number as u128 + 1);
+            builder
+                .clone()
+                .sentinel()
+                // One may call for a failover; most must vote for it all the same.
+                .config("sentinel", format!("monitor {service} 127.0.0.1 {} 1", primary.port()))
+                .config("sentinel", format!("down-after-milliseconds {service} {silence_ms}"))
+                .config("sentinel", format!("failover-timeout {service} 6000"))
+                .start()
+        };
+        let sentinels = (0..sentinels).map(sentinel).collect();
+        let servers = std::iter::once(primary).chain(replicas).collect();
+        let guarded = Guarded { servers, sentinels };
+        guarded.wait_acquainted();
+        guarded
+    }
+
+    #[track_caller]
+    fn wait_acquainted(&self) {
+        for sentinel in &self.sentinels {
+            let mut conn = sentinel.connect(Protocol::Resp3);
+            wait_until(&format!("sentinel {} knows all", sentinel.port()), SENTINELS_WITHIN, || {
+                let primary = conn.cmd(&["SENTINEL", "MASTER", Self::SERVICE]);
+                let knows = |field: &str, count: usize| primary.field(field).as_str() == count.to_string();
+                let replicas = conn.cmd(&["SENTINEL", "REPLICAS", Self::SERVICE]);
+                knows("num-other-sentinels", self.sentinels.len() - 1)
+                    && replicas.as_array().len() == self.servers.len() - 1
+                    && replicas.as_array().iter().all(|replica| replica.field("master-link-status").as_str() == "ok")
+            });
+        }
+    }
+
+    /// The index of the server that the first running sentinel names.
+    ///
+    /// # Panics
+    /// If none answers.
+    #[track_caller]
+    pub fn primary(&self) -> usize {
+        let sentinel = self.sentinels.iter().find(|sentinel| sentinel.is_running()).expect("a sentinel runs");
+        let mut conn = sentinel.connect(Protocol::Resp2);
+        let address = conn.cmd(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::SERVICE]);
+        let port = address.as_array()[1].as_str().to_owned();
+        self.servers.iter().position(|server| server.port().to_string() == port).expect("the primary is one of ours")
+    }
+
+    /// Has the first sentinel promote a replica though the primary is well. It does so in the background.
+    ///
+    /// # Panics
+    /// If it refuses.
+    #[track_caller]
+    pub fn fail_over(&self) {
+        let mut conn = self.sentinels[0].connect(Protocol::Resp2);
+        assert_eq!(conn.cmd(&["SENTINEL", "FAILOVER", Self::SERVICE]), Reply::ok());
+    }
+
+    /// Waits until the sentinels have made a server a replica, which was the primary: that may be 10 s after the failover. They close all
+    /// its connections then, so this asks it nothing but reads its log.
+    ///
+    /// # Panics
+    /// If they have not within 30 s.
+    #[track_caller]
+    pub fn wait_demoted(&self, index: usize) {
+        let old = &self.servers[index];
+        wait_until(&format!("{} is a replica", old.port()), SENTINELS_WITHIN, || {
+            old.log().contains("REPLICAOF 127.0.0.1:")
+        });
+    }
+
+    /// Waits until all running sentinels agree that the primary is another than `old`, and it says so itself; returns its index.
+    ///
+    /// # Panics
+    /// If they do not within 30 s.
+    #[track_caller]
+    pub fn wait_moved(&self, old: usize) -> usize {
+        for sentinel in self.sentinels.iter().filter(|sentinel| sentinel.is_running()) {
+            let mut conn = sentinel.connect(Protocol::Resp3);
+            wait_until(&format!("sentinel {} names another primary", sentinel.port()), SENTINELS_WITHIN, || {
+                let primary = conn.cmd(&["SENTINEL", "MASTER", Self::SERVICE]);
+                primary.field("port").as_str() != self.servers[old].port().to_string()
+            });
+        }
+        let new = self.primary();
+        wait_role(&self.servers[new], "master");
+        new
+    }
 }
 
 /// A cluster of primaries that share the slots evenly, and of replicas added to them.

@@ -58,7 +58,8 @@ pub(crate) enum Command {
     /// Run a command under a lock
     ///
     /// Takes the lock, runs the command, and gives the lock back when the command and all that it has left in its process group have
-    /// ended. The command finds the fencing token in FLOCK_TOKEN and the lock's name in FLOCK_KEY. Signals are passed on to its group.
+    /// ended. The command finds the fencing token in FLOCK_TOKEN and the lock's name in FLOCK_KEY, but neither FLOCK_PASSWORD
+    /// nor a FLOCK_URL with a password in it. Signals are passed on to its group.
     /// If the lock is lost, the group gets SIGTERM and, after the grace, SIGKILL; if the lease cannot be renewed, both come before it is
     /// over. If flockctl itself is killed, so is the group.
     Run(RunArgs),

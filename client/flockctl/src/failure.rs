@@ -19,7 +19,7 @@ pub(crate) const UNREACHABLE: u8 = 69;
 pub(crate) const SYSTEM: u8 = 71;
 /// Somebody else holds the lock, and the time to wait is over.
 pub(crate) const BUSY: u8 = 75;
-/// The server refused, or one end does not trust the other: no permission, no such command, no such certificate.
+/// The server refused, or we do not understand each other, or do not trust: no permission, no such command, no such certificate.
 pub(crate) const REFUSED: u8 = 76;
 /// The lock was lost while the command ran.
 pub(crate) const LOST: u8 = 79;
@@ -108,7 +108,7 @@ impl From<HoldError> for Failure {
 impl From<AdminError> for Failure {
     fn from(error: AdminError) -> Self {
         let code = match error {
-            AdminError::Server(_) => REFUSED,
+            AdminError::Server(_) | AdminError::Unreadable => REFUSED,
             _ => UNREACHABLE,
         };
         Self::of(code, &error)

@@ -18,6 +18,7 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::time::sleep;
 
 use crate::helper::{self, Watchman};
+use crate::server;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
@@ -43,8 +44,9 @@ impl Group {
 pub(crate) struct End {
     /// The command's status, as a shell would say it.
     pub(crate) code: u8,
-    /// Whether the command has died of the terminal's interrupt key, which we did not get: it was in front.
-    pub(crate) by_interrupt_key: bool,
+    /// Whether it was the terminal's interrupt key: the command has died of it, and was in front, so that we did not get it; or we got
+    /// it before there was a command.
+    pub(crate) by_interrupt: bool,
 }
 
 #[derive(Debug)]
@@ -64,7 +66,9 @@ impl Job {
         let children = unix::signal(SignalKind::child())?;
         let mut terminal = Terminal::open();
         let with_terminal = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
-        let child = helper::dying_with_us(command, with_terminal)
+        let mut start = helper::dying_with_us(command, with_terminal);
+        server::withhold_passwords(&mut start);
+        let child = start
             .env("FLOCK_TOKEN", guard.token().get().to_string())
             .env("FLOCK_KEY", OsStr::from_bytes(guard.key()))
             .spawn()?;
@@ -95,7 +99,7 @@ impl Job {
                     terminal.take_back();
                 }
                 self.watchman.dismiss();
-                return End { code, by_interrupt_key: was_in_front && code == killed_by(Signal::INT.as_raw()) };
+                return End { code, by_interrupt: was_in_front && code == killed_by(Signal::INT.as_raw()) };
             }
             tokio::select! {
                 _ = self.children.recv() => {}

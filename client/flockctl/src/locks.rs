@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 
-use flock_client::{Flock, HeldLock, Holder, HolderState, LockInfo, Waiting};
+use flock_client::{Flock, HeldLock, Holder, HolderState, LockInfo, Waiter};
 use serde_json::{Value, json};
 
 use crate::cli::{InfoArgs, LsArgs, RevokeArgs, ServerArgs};
@@ -104,7 +104,7 @@ pub(crate) fn held_locks_table(locks: &[HeldLock]) -> String {
             cell(lock.holder_count),
             notable(lock.waiter_count, lock.waiter_count > 0),
             cell(lock.token),
-            cell(brief(lock.left)),
+            cell(brief(lock.remaining)),
             cell(Bytes(&lock.owner)),
         ]);
     }
@@ -140,23 +140,23 @@ fn holders_table(holders: &[Holder]) -> String {
             cell(Bytes(&holder.owner)),
             cell(holder.token),
             notable(output::state(holder.state), holder.state == HolderState::Expired),
-            cell(brief(holder.left)),
+            cell(brief(holder.remaining)),
             cell(brief(holder.lease)),
-            cell(brief(holder.held)),
+            cell(brief(holder.held_for)),
             cell(Bytes(&holder.label)),
         ]);
     }
     table.text()
 }
 
-fn waiters_table(waiters: &[Waiting]) -> String {
+fn waiters_table(waiters: &[Waiter]) -> String {
     let mut table = Columns::new(&["PLACE>", "WAITER", "MODE", "WAITING FOR", "LABEL"]);
     for waiter in waiters {
         table.add([
             cell(waiter.position),
             cell(Bytes(&waiter.owner)),
             cell(output::mode(Some(waiter.mode))),
-            cell(brief(waiter.waiting)),
+            cell(brief(waiter.waiting_for)),
             cell(Bytes(&waiter.label)),
         ]);
     }
@@ -171,7 +171,7 @@ pub(crate) fn held_lock_json(lock: &HeldLock) -> Value {
         "waiter_count": lock.waiter_count,
         "owner": Bytes(&lock.owner),
         "token": lock.token.get(),
-        "left_ms": ms(lock.left),
+        "left_ms": ms(lock.remaining),
     })
 }
 
@@ -182,18 +182,18 @@ fn info_json(key: &[u8], info: &LockInfo) -> Value {
             "token": holder.token.get(),
             "state": output::state(holder.state),
             "lease_ms": ms(holder.lease),
-            "left_ms": ms(holder.left),
-            "held_ms": ms(holder.held),
+            "left_ms": ms(holder.remaining),
+            "held_ms": ms(holder.held_for),
             "label": Bytes(&holder.label),
             "ids": holder.ids.iter().map(|id| Bytes(id)).collect::<Vec<_>>(),
         })
     };
-    let waiter = |waiter: &Waiting| {
+    let waiter = |waiter: &Waiter| {
         json!({
             "owner": Bytes(&waiter.owner),
             "mode": output::mode(Some(waiter.mode)),
             "position": waiter.position,
-            "waiting_ms": ms(waiter.waiting),
+            "waiting_ms": ms(waiter.waiting_for),
             "label": Bytes(&waiter.label),
         })
     };

@@ -36,6 +36,7 @@ use crate::cli::{Cli, Command};
 use crate::failure::{Failure, USAGE};
 
 fn main() -> ExitCode {
+    signals::unblock();
     if let Some(code) = helper::role() {
         return code;
     }

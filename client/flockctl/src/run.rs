@@ -32,21 +32,23 @@ const LABEL_MAX_BYTES: usize = 256;
 pub(crate) async fn run(server: &ServerArgs, args: &RunArgs) -> Result<u8, Failure> {
     let mut signals = Signals::default();
     signals.take(ENDING)?;
-    let flock = match unless_ended(&mut signals, server.connect()).await {
-        Ok(connected) => connected?,
-        Err(code) => return Ok(code),
+    let end = match unless_ended(&mut signals, server.connect()).await {
+        Ok(connected) => {
+            let flock = connected?;
+            let outcome = run_under_lock(&flock, args, &mut signals).await;
+            let _ = flock.shutdown(GIVE_BACK_WITHIN).await;
+            outcome?
+        }
+        Err(end) => end,
     };
-    let outcome = run_under_lock(&flock, args, &mut signals).await;
-    let _ = flock.shutdown(GIVE_BACK_WITHIN).await;
-    let end = outcome?;
-    if end.by_interrupt_key {
+    if end.by_interrupt {
         return Err(helper::die_of_the_interrupt().into());
     }
     Ok(end.code)
 }
 
 async fn run_under_lock(flock: &Flock, args: &RunArgs, signals: &mut Signals) -> Result<End, Failure> {
-    let exit = |code| Ok(End { code, by_interrupt_key: false });
+    let exit = |code| Ok(End { code, by_interrupt: false });
     let acquired = async {
         let guard = args.lock(flock).await?;
         // A grant may be a claim at first. From here on it is known to last for its lease.
@@ -60,7 +62,7 @@ async fn run_under_lock(flock: &Flock, args: &RunArgs, signals: &mut Signals) ->
             return exit(args.busy_code);
         }
         Ok(Err(failure)) => return Err(failure),
-        Err(code) => return exit(code),
+        Err(end) => return Ok(end),
     };
     signals.take(OTHERS)?;
     let job = Job::start(&args.command, &guard)?;
@@ -83,11 +85,11 @@ async fn run_under_lock(flock: &Flock, args: &RunArgs, signals: &mut Signals) ->
     }
 }
 
-/// The outcome of `work`, or the exit code if a signal ends us first.
-async fn unless_ended<T>(signals: &mut Signals, work: impl Future<Output = T>) -> Result<T, u8> {
+/// The outcome of `work`, or how we end if a signal comes first.
+async fn unless_ended<T>(signals: &mut Signals, work: impl Future<Output = T>) -> Result<T, End> {
     tokio::select! {
         biased;
-        signal = signals.next() => Err(killed_by(signal.as_raw())),
+        signal = signals.next() => Err(End { code: killed_by(signal.as_raw()), by_interrupt: signal == Signal::INT }),
         outcome = work => Ok(outcome),
     }
 }
@@ -96,7 +98,7 @@ async fn unless_ended<T>(signals: &mut Signals, work: impl Future<Output = T>) -
 async fn end_when_lost(guard: &Guard, group: Group, args: &RunArgs, lost: &Cell<bool>) -> Infallible {
     let taken_away = tokio::select! {
         biased;
-        reason = guard.lost() => {
+        Some(reason) = guard.lost() => {
             say(format_args!("the lock is lost ({reason}); the command is ended"));
             !matches!(reason, LossReason::Expired | LossReason::Disconnected)
         }

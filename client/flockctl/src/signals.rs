@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::{fs, io};
 
+use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
@@ -13,6 +14,11 @@ use tokio::signal::unix::{self, SignalKind};
 pub(crate) const ENDING: &[Signal] = &[Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 /// What else is passed on to a command.
 pub(crate) const OTHERS: &[Signal] = &[Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
+
+/// Whoever starts us may have blocked some, and that is inherited: without them we would neither end when told nor see the command end.
+pub(crate) fn unblock() {
+    let _ = SigSet::all().thread_unblock(); // nothing here can fail
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Signals {

@@ -22,10 +22,10 @@ use crate::locks;
 use crate::output::{self, Bytes, brief};
 use crate::signals::{ENDING, Signals};
 
-/// More locks fit on no screen, and a server with millions is not to be asked for all of them each second.
-const LOCKS_MAX: usize = 1_000;
+/// More locks fit on no screen.
+const SHOWN_MAX: usize = 1_000;
 const PAGE: u32 = 1_000;
-/// A rare name among very many is not looked for to the end, either.
+/// A server with millions is not to be asked for all of them each second.
 const PAGES_MAX: usize = 100;
 /// What is counted, and its name on the screen.
 const RATES: [(&str, &str); 7] = [
@@ -55,22 +55,27 @@ pub(crate) async fn top(server: &ServerArgs, args: &TopArgs) -> Result<u8, Failu
 struct View {
     at: Instant,
     stats: Stats,
+    /// Those with the longest queues.
     locks: Vec<HeldLock>,
+    /// How many were looked at, if that is not all there are.
+    of_the_first: Option<usize>,
 }
 
 impl View {
     async fn ask(flock: &Flock, pattern: &[u8]) -> Result<Self, Failure> {
         let stats = flock.stats().await?;
         let mut pages = flock.list(pattern).page_size(PAGE);
-        let mut locks = Vec::new();
+        let (mut locks, mut seen) = (Vec::new(), 0);
         for _ in 0..PAGES_MAX {
-            match pages.next_page().await? {
-                Some(page) if locks.len() < LOCKS_MAX => locks.extend(page),
-                _ => break,
-            }
+            let Some(page) = pages.next_page().await? else {
+                return Ok(Self { at: Instant::now(), stats, locks, of_the_first: None });
+            };
+            seen += page.len();
+            locks.extend(page);
+            locks.sort_by(|a, b| b.waiter_count.cmp(&a.waiter_count).then_with(|| a.key.cmp(&b.key)));
+            locks.truncate(SHOWN_MAX);
         }
-        locks.sort_by(|a, b| b.waiter_count.cmp(&a.waiter_count).then_with(|| a.key.cmp(&b.key)));
-        Ok(Self { at: Instant::now(), stats, locks })
+        Ok(Self { at: Instant::now(), stats, locks, of_the_first: Some(seen) })
     }
 
     fn number(&self, name: &str) -> i64 {
@@ -87,7 +92,8 @@ impl View {
     }
 
     fn gauges(&self) -> String {
-        format!("{} held, {} waiting", self.number("flock_held"), self.number("flock_waiters"))
+        let cut = self.of_the_first.map_or_else(String::new, |seen| format!("; below, of the first {seen}"));
+        format!("{} held, {} waiting{cut}", self.number("flock_held"), self.number("flock_waiters"))
     }
 
     fn text(&self) -> String {
@@ -101,7 +107,7 @@ impl View {
             .iter()
             .map(|(name, text)| (name.to_owned(), text.parse::<i64>().map_or_else(|_| json!(text), |n| json!(n))))
             .collect();
-        json!({ "stats": stats, "locks": self.locks.iter().map(locks::held_lock_json).collect::<Vec<_>>() })
+        json!({ "stats": stats, "complete": self.of_the_first.is_none(), "locks": self.locks.iter().map(locks::held_lock_json).collect::<Vec<_>>() })
     }
 }
 
@@ -209,7 +215,7 @@ fn paint(frame: &mut Frame<'_>, screen: &Screen) {
             Cell::from(lock.holder_count.to_string()),
             if lock.waiter_count > 0 { waiters.style(waits) } else { waiters },
             Cell::from(lock.token.to_string()),
-            Cell::from(brief(lock.left)),
+            Cell::from(brief(lock.remaining)),
             Cell::from(Bytes(&lock.owner).to_string()),
         ])
     });
@@ -239,11 +245,14 @@ mod tests {
 
     #[test]
     fn trouble_is_shown_beside_the_last_view() {
-        let view = View { at: Instant::now(), stats: Stats::default(), locks: vec![] };
+        let view = View { at: Instant::now(), stats: Stats::default(), locks: vec![], of_the_first: Some(7) };
         let trouble = Some("the server cannot be reached".to_owned());
         let screen = Screen { last: Some(view), before: None, trouble };
         let text = shown(&screen);
-        assert!(text.contains("0 held, 0 waiting") && text.contains("the server cannot be reached"), "{text}");
+        assert!(
+            text.contains("0 held, 0 waiting; below, of the first 7") && text.contains("the server cannot be reached"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -254,7 +263,7 @@ mod tests {
     #[test]
     fn rate_is_the_change_by_the_time() {
         let now = Instant::now();
-        let earlier = View { at: now, stats: Stats::default(), locks: vec![] };
+        let earlier = View { at: now, stats: Stats::default(), locks: vec![], of_the_first: None };
         let later = View { at: now + Duration::from_secs(2), ..earlier.clone() };
         assert_eq!(later.rate(Some(&earlier), "flock_grants"), Some(0.0));
         assert_eq!(later.rate(None, "flock_grants"), None);

@@ -83,6 +83,15 @@ pub async fn play(
     deposit: impl AsyncFnOnce(Token) -> Result<(), DepositError>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let flock = Flock::connect(url).await?;
+    let outcome = deposit_under_lock(&flock, deposit).await;
+    flock.shutdown(Duration::from_secs(5)).await?; // however it went
+    outcome
+}
+
+async fn deposit_under_lock(
+    flock: &Flock,
+    deposit: impl AsyncFnOnce(Token) -> Result<(), DepositError>,
+) -> Result<(), Box<dyn std::error::Error>> {
     let guard = flock.lock(LOCK).lease(LEASE).wait(Duration::from_secs(60)).await?;
     println!("holding under token {}; Enter deposits", guard.token());
     stdout().flush()?;
@@ -93,6 +102,5 @@ pub async fn play(
         Err(error) => return Err(error.into()),
     }
     println!("{:?}", guard.release().await?); // after the commit
-    flock.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }

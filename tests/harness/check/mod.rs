@@ -106,6 +106,26 @@ pub enum Violation {
     WriteRefused(OpId),
 }
 
+impl Violation {
+    /// The operations that it names.
+    pub fn operations(&self) -> Vec<OpId> {
+        match self {
+            Violation::Malformed(op)
+            | Violation::Unanswered(op)
+            | Violation::NoToken(op)
+            | Violation::OverLimit(op)
+            | Violation::LostEarly(op)
+            | Violation::WriteRefused(op) => vec![*op],
+            Violation::TokenTwice(_, first, second)
+            | Violation::Overlap(first, second)
+            | Violation::OutOfTurn { overtaken: first, by: second }
+            | Violation::StaleWrite { newer: first, stale: second }
+            | Violation::SharedToken(first, second) => vec![*first, *second],
+            Violation::TokenOrder { earlier, later } => vec![earlier.0, later.0],
+        }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |(process, op): &OpId| format!("{process}/{op}");

@@ -25,10 +25,18 @@ pub struct Builder {
     module_args: Vec<String>,
     config: Vec<(String, String)>,
     env: Vec<(String, String)>,
-    cluster: bool,
+    role: Role,
     data_from: Option<PathBuf>,
     ready_within: Duration,
     panics_allowed: bool,
+}
+
+/// What the program is started as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Server,
+    ClusterNode,
+    Sentinel,
 }
 
 #[derive(Clone, Debug)]
@@ -56,7 +64,7 @@ impl Builder {
             module_args: Vec::new(),
             config: Vec::new(),
             env: Vec::new(),
-            cluster: false,
+            role: Role::Server,
             data_from: None,
             ready_within: READY_WITHIN,
             panics_allowed: false,
@@ -111,8 +119,14 @@ impl Builder {
 
     /// As a cluster node, knowing nobody yet; see [`crate::topology::Cluster`].
     pub fn cluster(mut self) -> Builder {
-        self.cluster = true;
+        self.role = Role::ClusterNode;
         self
+    }
+
+    /// As a sentinel, of what `sentinel monitor` lines of its configuration say; see [`crate::topology::Guarded`].
+    pub fn sentinel(mut self) -> Builder {
+        self.role = Role::Sentinel;
+        self.without_module()
     }
 
     /// An environment variable for the server; libfaketime is steered by some.
@@ -168,7 +182,7 @@ impl Builder {
     fn try_start_once(&self) -> Result<Server, StartFailure> {
         let dir = WorkDir::new();
         let port = PortLease::take();
-        let bus = self.cluster.then(PortLease::take);
+        let bus = (self.role == Role::ClusterNode).then(PortLease::take);
         if let Some(source) = &self.data_from {
             copy_data(source, dir.path());
         }
@@ -176,6 +190,7 @@ impl Builder {
             .expect("cannot write the configuration file");
         let server = Server {
             binary: self.binary.clone().unwrap_or_else(|| self.generation.binary()),
+            role: self.role,
             env: self.env.clone(),
             ready_within: self.ready_within,
             panics_allowed: self.panics_allowed,
@@ -195,16 +210,17 @@ impl Builder {
 
     /// A file rather than arguments, so that CONFIG REWRITE works and a restart finds what it wrote.
     fn config_file(&self, port: &PortLease, bus: Option<&PortLease>) -> String {
-        let mut lines = vec![
-            "bind 127.0.0.1".to_owned(),
-            format!("port {}", port.number()),
-            "save \"\"".to_owned(),
-            "enable-debug-command yes".to_owned(),
-            // The default of 5 s waits for more replicas to come; a test knows how many there are.
-            "repl-diskless-sync-delay 0".to_owned(),
-            // The memory test after a crash only delays the report.
-            "crash-memcheck-enabled no".to_owned(),
-        ];
+        let mut lines = vec!["bind 127.0.0.1".to_owned(), format!("port {}", port.number())];
+        if self.role != Role::Sentinel {
+            lines.extend([
+                "save \"\"".to_owned(),
+                "enable-debug-command yes".to_owned(),
+                // The default of 5 s waits for more replicas to come; a test knows how many there are.
+                "repl-diskless-sync-delay 0".to_owned(),
+                // The memory test after a crash only delays the report.
+                "crash-memcheck-enabled no".to_owned(),
+            ]);
+        }
         if let Some(bus) = bus {
             lines.push("cluster-enabled yes".to_owned());
             lines.push(format!("cluster-port {}", bus.number()));

@@ -21,6 +21,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use builder::Role;
 pub use builder::{Builder, StartFailure};
 pub use info::Info;
 
@@ -35,6 +36,8 @@ const LOG_LINES_SHOWN: usize = 60;
 /// What a server writes once it serves; data are loaded by then. That the line is in *our* log also tells that it is our
 /// server that has the port.
 const READY: &str = "Ready to accept connections";
+/// The same of a sentinel.
+const READY_SENTINEL: &str = "Sentinel ID is";
 /// What no log may contain: a Rust panic, be it caught or not; a failed assertion; a crash; a sanitizer's report.
 const ALARMS: [&str; 4] = ["panicked at", "ASSERTION FAILED", "BUG REPORT START", "AddressSanitizer"];
 
@@ -73,6 +76,7 @@ pub fn unique_key(name: &str) -> String {
 #[derive(Debug)]
 pub struct Server {
     binary: PathBuf,
+    role: Role,
     env: Vec<(String, String)>,
     ready_within: Duration,
     panics_allowed: bool,
@@ -349,13 +353,14 @@ impl Server {
             OpenOptions::new().create(true).append(true).open(self.log_path()).expect("cannot open the server's log");
         let log_start = self.log_length();
         *self.process() = Some(self.spawn(log));
+        let ready_line = if self.role == Role::Sentinel { READY_SENTINEL } else { READY };
         let ready = poll(self.ready_within, || {
             // Asked before the log is read: what a server says last is in it then.
             let status = self.exit_status();
             let log = self.log_since(log_start);
             match status {
                 Some(_) => Some(Err(StartFailure { status, log })),
-                None => log.contains(READY).then_some(Ok(())),
+                None => log.contains(ready_line).then_some(Ok(())),
             }
         });
         ready.unwrap_or_else(|| {
@@ -369,6 +374,7 @@ impl Server {
         let mut command = process::command(&self.binary);
         command
             .arg("valkey.conf")
+            .args((self.role == Role::Sentinel).then_some("--sentinel"))
             .current_dir(self.dir())
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
