@@ -1,6 +1,6 @@
 # FLOCK. `make` prints what there is to make; each target sets up what it needs.
 # Environment: VALKEY_SERVER, VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, POSTGRES_BIN, LIBCLANG_PATH replace what set-up would fetch;
-#              PORT and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
+#              PORT, SERVE and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup libclang build run check doc test test-long soak bench bench-check bench-peers planted-bugs fuzz asan deny clean

@@ -2,6 +2,7 @@
 # Builds the module and starts a Valkey with it, in a temporary folder, on 127.0.0.1. Nothing is left behind.
 #
 #   scripts/run.sh           on a terminal: stays until Ctrl-C; otherwise: the demo
+#   SERVE=1 scripts/run.sh   stays until it is told to end, also without a terminal
 #   DEMO=1 scripts/run.sh    the demo: a short session with the real replies; fails if one is not as it should be
 #   PORT=7000 ...            this port, instead of the first free one from 7379
 #
@@ -59,7 +60,7 @@ until start "$port"; do
 done
 say "a Valkey with FLOCK listens on 127.0.0.1:$port (log: $dir/log); to talk to it: $VALKEY_CLI -p $port"
 
-if [ -t 0 ] && [ -t 1 ] && [ "${DEMO:-0}" != 1 ]; then
+if [ "${DEMO:-0}" != 1 ] && { [ "${SERVE:-0}" = 1 ] || { [ -t 0 ] && [ -t 1 ]; }; }; then
     say "Ctrl-C stops it and removes $dir"
     trap 'exit 0' INT
     wait "$server"

@@ -18,7 +18,7 @@ stage() { # name  command...
     name=$1; shift
     echo "test: $name"
     began=$(date +%s)
-    "$@" || { echo "test: $name failed after $(($(date +%s) - began)) s" >&2; exit 1; }
+    "$@" || { printf '%stest: %s failed after %s s\n' "$times" "$name" $(($(date +%s) - began)) >&2; exit 1; }
     times="$times$(printf '%6d s  %s' $(($(date +%s) - began)) "$name")
 "
 }
@@ -38,6 +38,6 @@ if [ "$tier" != quick ]; then
     FLOCK_MODULE_PLANTED=$(cd "$planted" && pwd)/release/libflock.so
     export FLOCK_MODULE_PLANTED
 fi
-stage "tests on real servers, $tier" cargo test -p flock-tests -p fenced-storage
+stage "tests on real servers, $tier" cargo test --no-fail-fast -p flock-tests -p fenced-storage
 
 printf 'test: all passed\n%s' "$times"

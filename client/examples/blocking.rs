@@ -7,7 +7,7 @@ use std::time::Duration;
 use flock_client::blocking::Flock;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let url = std::env::args().nth(1).unwrap_or_else(|| "valkey://127.0.0.1:6379".into());
+    let url = std::env::args().nth(1).unwrap_or_else(|| "valkey://127.0.0.1:7379".into());
     let flock = Flock::connect(&url)?;
 
     // Each thread has its turn; the lock is renewed meanwhile, whatever the threads do.

@@ -1,6 +1,6 @@
 //! Why the storage must check the token: a holder that is paused for longer than its lease writes too late, and is refused.
 //!
-//! `cargo run -p flock-client --example fenced_write -- valkey://127.0.0.1:6379`. The storage here is a map; with a database it is one
+//! `cargo run -p flock-client --example fenced_write -- valkey://127.0.0.1:7379`. The storage here is a map; with a database it is one
 //! more condition: `examples/fenced-storage` has it for PostgreSQL, SQLite and Valkey itself.
 
 use std::sync::Mutex;
@@ -28,7 +28,7 @@ impl Storage {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let url = std::env::args().nth(1).unwrap_or_else(|| "valkey://127.0.0.1:6379".into());
+    let url = std::env::args().nth(1).unwrap_or_else(|| "valkey://127.0.0.1:7379".into());
     let (storage, flock) = (Storage::default(), Flock::connect(&url).await?);
 
     // No keep-alive: as if the whole process were stopped right after this.

@@ -298,3 +298,21 @@ impl Engine {
         hold.holding.renewed();
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::time::Duration;
+
+    use crate::testing::Server;
+
+    #[tokio::test(start_paused = true)]
+    async fn batch_whose_holds_were_all_given_back_costs_no_connection() {
+        let server = Server::new();
+        let flock = server.client().await;
+        let engine = flock.engine();
+        let epoch = engine.commands.epoch();
+        engine.keepalive.renew(engine, Vec::new()).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(engine.commands.epoch(), epoch, "the connection was replaced");
+    }
+}

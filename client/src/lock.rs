@@ -178,6 +178,17 @@ impl Lock {
         self
     }
 
+    /// Acquires the lock: the same as awaiting the request itself.
+    ///
+    /// # Errors
+    /// [`AcquireError::TimedOut`] if the wait was over before its turn came; see [`AcquireError`] for the rest.
+    ///
+    /// # Cancel safety
+    /// As [`Lock`].
+    pub async fn acquire(self) -> Result<Guard, AcquireError> {
+        self.await
+    }
+
     /// Acquires the lock if nobody is in the way; `None` if somebody holds it or waits for it. One round trip.
     ///
     /// # Errors
@@ -189,7 +200,7 @@ impl Lock {
     /// As [`Lock`].
     pub async fn try_acquire(mut self) -> Result<Option<Guard>, AcquireError> {
         self.request.patience = Patience::Try;
-        self.acquire().await
+        self.ask().await
     }
 
     /// Acquires the lock, runs `work` under it, and releases it after that.
@@ -217,7 +228,7 @@ impl Lock {
         }
     }
 
-    async fn acquire(mut self) -> Result<Option<Guard>, AcquireError> {
+    async fn ask(mut self) -> Result<Option<Guard>, AcquireError> {
         let engine = self.flock.engine();
         self.request.polls |= !engine.listens;
         let acquisition = Acquisition::begin(&engine.clock, &self.request.key);
@@ -282,7 +293,7 @@ impl IntoFuture for Lock {
 
     fn into_future(self) -> Self::IntoFuture {
         // `None` is for tries only.
-        Box::pin(async { self.acquire().await?.ok_or(AcquireError::TimedOut) })
+        Box::pin(async { self.ask().await?.ok_or(AcquireError::TimedOut) })
     }
 }
 
@@ -394,10 +405,10 @@ impl LockAll {
     /// As [`LockAll`].
     pub async fn try_acquire(mut self) -> Result<Option<GuardSet>, AcquireError> {
         self.template.request.patience = Patience::Try;
-        self.acquire().await
+        self.ask().await
     }
 
-    async fn acquire(self) -> Result<Option<GuardSet>, AcquireError> {
+    async fn ask(self) -> Result<Option<GuardSet>, AcquireError> {
         let engine = self.template.flock.engine().clone();
         let deadline = match self.template.request.patience {
             Patience::AtMost(wait) => Some(engine.after(wait)),
@@ -419,7 +430,7 @@ impl LockAll {
                 }
                 lock.request.patience = Patience::AtMost(left);
             }
-            let acquired = set.keep(lock.acquire()).await;
+            let acquired = set.keep(lock.ask()).await;
             let acquired =
                 acquired.map_err(|(lost, reason)| AcquireError::Lost { key: lost.key().to_vec(), reason })?;
             match acquired? {
@@ -437,6 +448,6 @@ impl IntoFuture for LockAll {
 
     fn into_future(self) -> Self::IntoFuture {
         // `None` is for tries only.
-        Box::pin(async { self.acquire().await?.ok_or(AcquireError::TimedOut) })
+        Box::pin(async { self.ask().await?.ok_or(AcquireError::TimedOut) })
     }
 }

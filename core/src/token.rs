@@ -18,6 +18,19 @@ use core::num::NonZeroU64;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(NonZeroU64);
 
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        token.get()
+    }
+}
+
+/// For storages without unsigned numbers. A token is below 2^53.
+impl From<Token> for i64 {
+    fn from(token: Token) -> Self {
+        token.get().cast_signed()
+    }
+}
+
 impl Token {
     /// The smallest token.
     pub const MIN: Self = Self(NonZeroU64::MIN);
