@@ -35,7 +35,9 @@ impl Table {
                 self.pending.extend(lost.into_iter().map(Pending::Say));
             }
         }
-        self.stats.removed += self.lock(lock).map_or(0, |lock| lock.len() as u64);
+        if speak {
+            self.stats.removed += self.lock(lock).map_or(0, |lock| lock.len() as u64);
+        }
         self.change(lock, &Change::End { token: None }, Start::AfterLoading);
         if let Some(name) = self.queues.detach(lock) {
             self.pending.push_back(Pending::Look(name));

@@ -1,0 +1,287 @@
+//! Faults of whole servers: kills and restarts, stops, failovers, steps of the clock. One at a time.
+//!
+//! What each may lose follows docs/GUARANTEES.md. Nothing: a stop, a reload, `FAILOVER`, and a kill with `appendfsync always`. Any hold: a
+//! kill with another `appendfsync`, and a promotion that the old primary does not know of.
+
+use std::fs;
+use std::sync::RwLock;
+use std::time::Duration;
+
+use flock_tests::args;
+use flock_tests::history::now_ns;
+use flock_tests::random::Random;
+use flock_tests::reply::Reply;
+use flock_tests::resp::Protocol;
+use flock_tests::server::{Info, Server};
+use flock_tests::topology::{demote, promote};
+use flock_tests::wait::{let_pass, poll};
+
+use crate::faults::{Kind, Log, Loss, Outage, Split};
+use crate::site::{NODES, ask};
+use crate::worker::Work;
+
+/// The file that libfaketime reads, in a server's directory.
+pub(crate) const CLOCK: &str = "clock";
+/// A replica that is not in step after this is not promoted: the fault is left out.
+const LINK_UP_WITHIN: Duration = Duration::from_secs(5);
+const FAILOVER_TIMEOUT_MS: u64 = 3000;
+const DAY_S: u64 = 24 * 3600;
+
+/// Who has the servers' processes.
+pub(crate) struct Operator<'a> {
+    pub(crate) work: &'a Work,
+    pub(crate) log: &'a Log,
+    pub(crate) servers: &'a mut [Server],
+    /// Held while a server or a role changes: what the server takes and the module puts back must not fall into that gap
+    /// (docs/GUARANTEES.md: a lock that was put back can be lost by a failover).
+    pub(crate) change: &'a RwLock<()>,
+    pub(crate) random: Random,
+    /// Whether the servers run under libfaketime.
+    pub(crate) moves_clocks: bool,
+}
+
+impl Operator<'_> {
+    /// Injects one fault after the other until the run is over.
+    pub(crate) fn run(mut self) {
+        while !self.work.site.is_over() {
+            let_pass(Duration::from_millis(200 + self.random.below(900)));
+            let from_ns = now_ns();
+            let primary = self.work.site.primary();
+            let kind = self.kind();
+            let injected = match kind {
+                Kind::KillPrimaryFsyncAlways => self.kill_primary("always"),
+                Kind::KillPrimaryFsyncEverysec => self.kill_primary("everysec"),
+                Kind::KillPrimaryFsyncNo => self.kill_primary("no"),
+                Kind::KillReplica => self.kill_replica(),
+                Kind::StopPrimary => self.stop(primary),
+                Kind::StopReplica => {
+                    let replica = self.replica();
+                    self.stop(replica)
+                }
+                Kind::Failover => self.fail_over(),
+                Kind::PromoteBesideOldPrimary => self.promote_beside(),
+                Kind::KillPrimaryAndPromote => self.kill_and_promote(),
+                Kind::ClockStep => self.step_clock(),
+                Kind::DebugReload => self.reload("RELOAD"),
+                _ => self.reload("LOADAOF"),
+            };
+            if injected {
+                self.log.injected(kind, primary, from_ns);
+            }
+        }
+    }
+
+    fn kind(&mut self) -> Kind {
+        match self.random.below(24) {
+            0..3 => Kind::KillPrimaryFsyncAlways,
+            3 => Kind::KillPrimaryFsyncEverysec,
+            4 => Kind::KillPrimaryFsyncNo,
+            5..7 => Kind::KillReplica,
+            7..10 => Kind::StopPrimary,
+            10..12 => Kind::StopReplica,
+            12..15 => Kind::Failover,
+            15..17 => Kind::PromoteBesideOldPrimary,
+            17..19 => Kind::KillPrimaryAndPromote,
+            19..22 if self.moves_clocks => Kind::ClockStep,
+            22 => Kind::DebugLoadAof,
+            _ => Kind::DebugReload,
+        }
+    }
+
+    fn replica(&mut self) -> usize {
+        let step = 1 + usize::try_from(self.random.below(2)).expect("one or two");
+        (self.work.site.primary() + step) % NODES
+    }
+
+    fn primary_config(&self, name: &str, value: &str) -> bool {
+        let primary = self.work.site.primary();
+        ask(&self.work.site, primary, &["CONFIG", "SET", name, value]) == Some(Reply::ok())
+    }
+
+    /// Kills the primary under load, with data that are synced so, and starts it again on what it has on disk.
+    fn kill_primary(&mut self, fsync: &str) -> bool {
+        if !self.primary_config("appendfsync", fsync) {
+            return false;
+        }
+        let_pass(Duration::from_millis(self.random.below(300)));
+        let _change = self.change.write().expect("nobody panics with the lock");
+        let _suspension = self.work.site.suspend();
+        let node = self.work.site.primary();
+        let _loss = (fsync != "always").then(|| Loss::of_all(self.work));
+        let from_ns = now_ns();
+        self.servers[node].kill9();
+        self.servers[node].append_config("replicaof", "no one");
+        self.servers[node].append_config("appendfsync", fsync);
+        self.set_clock(node, "+0");
+        self.servers[node].start_again();
+        let kind = match fsync {
+            "always" => Kind::KillPrimaryFsyncAlways,
+            "everysec" => Kind::KillPrimaryFsyncEverysec,
+            _ => Kind::KillPrimaryFsyncNo,
+        };
+        self.log.outage(Outage { kind, from_ns, node });
+        true
+    }
+
+    fn kill_replica(&mut self) -> bool {
+        let node = self.replica();
+        let primary_port = self.servers[self.work.site.primary()].port();
+        let _change = self.change.write().expect("nobody panics with the lock");
+        self.servers[node].kill9();
+        let_pass(Duration::from_millis(self.random.below(200)));
+        self.start_as_replica(node, primary_port);
+        true
+    }
+
+    fn start_as_replica(&mut self, node: usize, primary_port: u16) {
+        self.servers[node].append_config("replicaof", &format!("127.0.0.1 {primary_port}"));
+        self.set_clock(node, "+0");
+        self.servers[node].start_again();
+    }
+
+    fn stop(&mut self, node: usize) -> bool {
+        let _suspension = self.work.site.suspend();
+        let longest_ms = if self.random.one_in(4) { 2800 } else { 500 };
+        self.servers[node].sigstop();
+        let_pass(Duration::from_millis(200 + self.random.below(longest_ms)));
+        self.servers[node].sigcont();
+        // What came due is performed in the next turn of its event loop.
+        ask(&self.work.site, node, &["PING"]);
+        true
+    }
+
+    /// Hands the role over in good order: nothing may be lost.
+    fn fail_over(&mut self) -> bool {
+        let (old, new) = (self.work.site.primary(), self.replica());
+        let _change = self.change.write().expect("nobody panics with the lock");
+        if !self.wait_link_up(new) {
+            return false;
+        }
+        let _suspension = self.work.site.suspend();
+        let from_ns = now_ns();
+        let port = self.servers[new].port();
+        let request = args!["FAILOVER", "TO", "127.0.0.1", port, "TIMEOUT", FAILOVER_TIMEOUT_MS];
+        if ask(&self.work.site, old, &request) != Some(Reply::ok()) {
+            return false;
+        }
+        // Either it is done or it was given up: then both are what they were.
+        let is_replica = poll(Duration::from_secs(20), || {
+            let info = self.servers[old].info("replication");
+            let is_over = info.get("master_failover_state").is_none_or(|state| state == "no-failover");
+            is_over.then(|| info.text("role") == "slave")
+        });
+        assert!(is_replica.is_some(), "a failover neither succeeds nor is given up");
+        if is_replica == Some(false) {
+            return false;
+        }
+        self.work.site.set_primary(new);
+        self.others_follow(new, old);
+        self.log.outage(Outage { kind: Kind::Failover, from_ns, node: new });
+        true
+    }
+
+    /// Promotes a replica while the old primary goes on granting, which is demoted later: holds of either may be beside those of the
+    /// other. The tokens of the new one are above.
+    fn promote_beside(&mut self) -> bool {
+        let (old, new) = (self.work.site.primary(), self.replica());
+        let _change = self.change.write().expect("nobody panics with the lock");
+        if !self.wait_link_up(new) {
+            return false;
+        }
+        let _suspension = self.work.site.suspend();
+        let loss = Loss::of_all(self.work);
+        let from_ns = now_ns();
+        self.fall_behind(old, new);
+        self.servers[new].sigcont();
+        promote(&self.servers[new]);
+        self.work.site.set_primary(new);
+        self.log.outage(Outage { kind: Kind::PromoteBesideOldPrimary, from_ns, node: new });
+        let_pass(Duration::from_millis(100 + self.random.below(1200)));
+        demote(&self.servers[old], &self.servers[new]);
+        self.others_follow(new, old);
+        self.log.split(Split { node: old, from_ns, until_ns: now_ns() });
+        drop(loss);
+        true
+    }
+
+    /// The primary dies for good, and a replica that may lack its last writes takes over. The old one comes back as a replica.
+    fn kill_and_promote(&mut self) -> bool {
+        let (old, new) = (self.work.site.primary(), self.replica());
+        let _change = self.change.write().expect("nobody panics with the lock");
+        if !self.wait_link_up(new) {
+            return false;
+        }
+        let _suspension = self.work.site.suspend();
+        let loss = Loss::of_all(self.work);
+        self.fall_behind(old, new);
+        let from_ns = now_ns();
+        self.servers[old].kill9();
+        self.servers[new].sigcont();
+        promote(&self.servers[new]);
+        self.work.site.set_primary(new);
+        drop(loss);
+        self.log.outage(Outage { kind: Kind::KillPrimaryAndPromote, from_ns, node: new });
+        self.others_follow(new, old);
+        let_pass(Duration::from_millis(self.random.below(400)));
+        let port = self.servers[new].port();
+        self.start_as_replica(old, port);
+        true
+    }
+
+    /// Stops a replica, and cuts its link: it lacks all that its primary grants from then on. In half of the cases.
+    fn fall_behind(&mut self, primary: usize, replica: usize) {
+        if self.random.one_in(2) {
+            self.servers[replica].sigstop();
+            ask(&self.work.site, primary, &["CLIENT", "KILL", "TYPE", "replica"]);
+            let_pass(Duration::from_millis(50 + self.random.below(250)));
+        }
+    }
+
+    fn others_follow(&self, primary: usize, except: usize) {
+        for node in (0..NODES).filter(|node| *node != primary && *node != except) {
+            demote(&self.servers[node], &self.servers[primary]);
+        }
+    }
+
+    fn wait_link_up(&self, node: usize) -> bool {
+        let port = i64::from(self.servers[self.work.site.primary()].port());
+        let mut conn = self.servers[node].connect(Protocol::Resp2);
+        poll(LINK_UP_WITHIN, || {
+            let info = Info::ask(&mut conn, "replication");
+            let follows = info.get("master_link_status") == Some("up") && info.number("master_port") == port;
+            follows.then_some(())
+        })
+        .is_some()
+    }
+
+    fn step_clock(&mut self) -> bool {
+        let node = usize::try_from(self.random.below(NODES as u64)).expect("a small number");
+        let sign = if self.random.one_in(2) { "+" } else { "-" };
+        let offset = format!("{sign}{}", self.random.below(DAY_S));
+        // Keys with a time to live live by this clock.
+        let _change = self.change.write().expect("nobody panics with the lock");
+        self.set_clock(node, &offset);
+        true
+    }
+
+    /// By renaming: a file half written would be read as another time.
+    fn set_clock(&self, node: usize, offset: &str) {
+        if self.moves_clocks {
+            set_clock(&self.servers[node], offset);
+        }
+    }
+
+    /// Lets the primary read its data anew.
+    fn reload(&mut self, what: &str) -> bool {
+        let _change = self.change.write().expect("nobody panics with the lock");
+        let _suspension = self.work.site.suspend();
+        ask(&self.work.site, self.work.site.primary(), &["DEBUG", what]) == Some(Reply::ok())
+    }
+}
+
+/// Puts a server's wall clock off by so many seconds.
+pub(crate) fn set_clock(server: &Server, offset_s: &str) {
+    let new = server.dir().join("clock.new");
+    fs::write(&new, format!("{offset_s}\n")).expect("the clock can be written");
+    fs::rename(new, server.dir().join(CLOCK)).expect("the clock can be set");
+}
