@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
 
-use crate::scene::{SOON, program, set_environment};
+use crate::scene::{DEFAULT_SIGNALS, SOON, program, set_environment};
 
 /// A process on a terminal. It is killed when this is dropped.
 pub(crate) struct Pty {
@@ -36,11 +36,13 @@ impl Pty {
         let pty = openpty(Some(&size), None).expect("a terminal can be had");
         let before = tcgetattr(&pty.slave).expect("it is a terminal");
         let end = || pty.slave.try_clone().expect("a descriptor can be cloned");
-        let mut command = Command::new("setsid"); // (util-linux) makes a session, takes the terminal and becomes the program
+        // Who runs the tests in the background may have had signals ignored. setsid (util-linux) makes a session, takes the terminal and
+        // becomes the program.
+        let mut command = Command::new("env");
         set_environment(&mut command, server);
-        command.arg("--ctty").arg(program).args(args).envs(env.iter().copied());
+        command.args([DEFAULT_SIGNALS, "setsid", "--ctty"]).arg(program).args(args).envs(env.iter().copied());
         command.stdin(end()).stdout(end()).stderr(end());
-        let child = command.spawn().expect("setsid can be started");
+        let child = command.spawn().expect("env can be started");
         let screen = Arc::<Mutex<Vec<u8>>>::default();
         let keyboard = File::from(pty.master);
         let mut output = keyboard.try_clone().expect("a descriptor can be cloned");

@@ -18,6 +18,9 @@ use flock_tests::wait::{wait_for, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// For `env`: nothing is ignored, whatever the tests were started with.
+pub(crate) const DEFAULT_SIGNALS: &str = "--default-signal=HUP,INT,QUIT,TERM,USR1,USR2,TSTP";
+
 /// For what takes a moment, on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
@@ -66,7 +69,7 @@ pub(crate) fn set_environment(command: &mut Command, server: &Server) {
 pub(crate) fn flockctl_with_all_signals<A: AsRef<OsStr>>(server: &Server, args: &[A]) -> Command {
     let mut command = Command::new("env");
     set_environment(&mut command, server);
-    command.arg("--default-signal=HUP,INT,QUIT,TERM,USR1,USR2,TSTP").arg(program()).args(args);
+    command.arg(DEFAULT_SIGNALS).arg(program()).args(args);
     command
 }
 
