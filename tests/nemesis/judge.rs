@@ -12,6 +12,9 @@ use crate::search::{Opinion, search};
 use crate::unfenced::Meeting;
 use crate::worker::PROCESSES_PER_NODE;
 
+/// How a complaint of the search begins.
+pub(crate) const SECOND_OPINION: &str = "no order explains";
+
 /// What a run has left behind.
 #[derive(Debug)]
 pub(crate) struct Evidence {
@@ -73,9 +76,10 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let (double_holdings, unexplained) = explain(&evidence.meetings, &losses);
     let mut violations: Vec<String> = found.iter().chain(&disorder).map(ToString::to_string).collect();
     violations.extend(
-        opinion.impossible.iter().map(|window| {
-            format!("no order explains the grants of {} with the tokens {:?}", window.key, window.tokens)
-        }),
+        opinion
+            .impossible
+            .iter()
+            .map(|window| format!("{SECOND_OPINION} the grants of {} with the tokens {:?}", window.key, window.tokens)),
     );
     violations.extend(stale_tokens_above(events, splits));
     violations.extend(overtaken(events, &evidence.audit.queues));
