@@ -50,9 +50,8 @@ pub(crate) fn look(ctx: &Ctx<'_>) {
     if now.saturating_sub(LOOKED_AT_US.load(Ordering::Relaxed)) >= LOOK_EVERY_US {
         LOOKED_AT_US.store(now, Ordering::Relaxed);
         let slots = Slots::of_this_node(&ctx.cluster_nodes());
-        let gained =
-            SLOTS.with(|known| std::mem::replace(known, slots.clone())).is_some_and(|known| slots.exceed(&known));
-        if gained {
+        let gained = SLOTS.with(|known| slots.exceed(&std::mem::replace(known, slots)));
+        if gained == Some(true) {
             take_over();
         }
         // Again and again: nodes come later, and links break.
@@ -142,7 +141,7 @@ pub(crate) fn why_not_served(ctx: &Ctx<'_>, name: ServerStr<'_>) -> Option<EndRe
 
 /// Tells the other nodes this one's mark.
 pub(crate) fn tell_mark(ctx: &Ctx<'_>, mark: u64) {
-    if ctx.flags().is_cluster() {
+    if IS_ON.load(Ordering::Relaxed) {
         let mut message = Vec::new();
         wire::change::encode(&Change::Mark(mark), state::boot(), &mut message);
         ctx.broadcast(&message);
@@ -167,7 +166,7 @@ pub(crate) fn apply_heard_marks() {
 }
 
 /// The slots that a node serves or imports.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Slots([u64; Self::COUNT / 64]);
 
 impl Slots {

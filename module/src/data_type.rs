@@ -125,8 +125,8 @@ pub(crate) fn is_held(handle: Handle) -> bool {
     with_table(|table| table.lock(lock_of(handle)).is_some_and(|lock| !lock.is_free())).unwrap_or(false)
 }
 
-/// The key of a held lock is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. Unless the key's own time to live is
-/// over: nobody gave the lock up then, and it is put back.
+/// The key of a held lock is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. Unless the key's own
+/// time to live is over: nobody gave the lock up then, and it is put back.
 pub(crate) fn unlinked(name: ServerStr<'_>, db: i32, handle: Handle) {
     let lock = lock_of(handle);
     let Some(ctx) = ffi::ctx::detached(db) else { return };
