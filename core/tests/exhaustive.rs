@@ -430,9 +430,9 @@ impl State {
             Op::Evict => {
                 self.world.evict(KEY);
                 let view = &mut self.judge.views[KEY];
+                // What was not delivered does not come back.
+                view.promises.retain(|promise| !self.judge.undelivered.contains(&promise.token));
                 view.away = !view.promises.is_empty();
-                // A lock that comes back is a delivered one: its number, which the note was about, is gone.
-                self.judge.undelivered.retain(|token| view.promises.iter().all(|promise| promise.token != *token));
                 self.judge.noted.push(9);
             }
             Op::Overwrite => {
@@ -468,14 +468,20 @@ impl State {
             }
             Op::Undelivered(owner) => {
                 if let Some(token) = self.fresh[owner].take() {
-                    let holds = |spot: &Spot| {
-                        let view = &self.judge.views[*spot];
-                        !view.away && view.promises.iter().any(|promise| promise.token == token)
-                    };
-                    if let Some(spot) = (0..KEYS.len()).find(holds) {
-                        self.world.undelivered(spot, token);
-                        self.judge.undelivered.push(token);
+                    let view = self
+                        .judge
+                        .views
+                        .iter_mut()
+                        .find(|view| view.promises.iter().any(|promise| promise.token == token));
+                    match view {
+                        Some(view) if view.away => {
+                            view.promises.retain(|promise| promise.token != token);
+                            view.away = !view.promises.is_empty();
+                        }
+                        Some(_) => self.judge.undelivered.push(token),
+                        None => {}
                     }
+                    self.world.undelivered(token);
                     self.judge.noted.push(5);
                 }
             }

@@ -405,10 +405,7 @@ impl Core {
             Step::Undelivered { .. } => {
                 if let Some((_, _, token)) = reference.undelivered {
                     let token = self.token(token);
-                    let holds = |spot: &usize| self.world.primary.holds(*spot).any(|hold| hold.token == token);
-                    if let Some(spot) = self.world.spots().find(holds) {
-                        self.world.undelivered(spot, token);
-                    }
+                    self.world.undelivered(token);
                 }
                 CoreAnswer::Nothing
             }

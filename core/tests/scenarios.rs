@@ -86,6 +86,7 @@ scenarios! {
     swapped_in_hold_answers_its_owners_wait
     unblocked_waiter_leaves
     undelivered_grant_goes_on
+    undelivered_grant_is_not_put_back
     undelivered_grant_moved_with_its_database
     wait_times_out
     writer_not_starved

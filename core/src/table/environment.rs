@@ -28,8 +28,9 @@ impl Table {
         if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
             let lost: Vec<Effect> = held.holds().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
             if reason == LossReason::Removed {
-                let holds =
-                    held.holds().map(|hold| (hold.to_grant(), self.sessions.client_of((lock, hold.token)))).collect();
+                // Nobody knows of a grant that was not delivered: it is over, whoever took the key.
+                let known = held.holds().filter(|hold| !self.undelivered.contains(&(lock, hold.token)));
+                let holds = known.map(|hold| (hold.to_grant(), self.sessions.client_of((lock, hold.token)))).collect();
                 self.just_removed = Some(JustRemoved { name, holds, lost });
             } else {
                 self.pending.extend(lost.into_iter().map(Pending::Say));
@@ -119,9 +120,21 @@ impl Table {
         }
     }
 
-    /// A grant was made to a blocked connection that turned out to be gone: it goes to the next in line.
+    /// A grant was made to a blocked connection that turned out to be gone: it goes to the next in line. `lock`: the number that the
+    /// lock had then. O(1), or O(n) if the server has taken the key since and the lock was put back.
     pub fn undelivered(&mut self, lock: LockId, token: Token) {
-        if let Some(name) = self.lock(lock).and_then(|held| held.get(token)).and_then(|_| self.name(lock)).cloned() {
+        if self.stay_away(token) {
+            return;
+        }
+        let has_it = |lock: &Lock| lock.get(token).is_some();
+        let found = if self.lock(lock).is_some_and(has_it) {
+            Some(lock)
+        } else {
+            self.places(0, self.places_end()).find(|(.., lock)| has_it(lock)).map(|(_, lock, ..)| lock)
+        };
+        if let Some(lock) = found
+            && let Some(name) = self.name(lock).cloned()
+        {
             self.undelivered.insert((lock, token));
             self.pending.push_back(Pending::Look(name));
         }

@@ -13,6 +13,7 @@ use crate::effect::Effect;
 use crate::lock::{Change, Grant, Lock, Start};
 use crate::name::Name;
 use crate::time::Time;
+use crate::token::Token;
 use alloc::vec::Vec;
 
 /// A lock whose key went: the last one, while it is not known yet why, or one to be put back.
@@ -28,6 +29,9 @@ impl Table {
     /// The server evicted or expired this key: the lock that was removed just now was not given up by anybody.
     pub fn taken_by_server(&mut self, db: u16, key: &[u8]) {
         let Some(removed) = self.just_removed.take_if(|removed| removed.name == Name::new(db, key)) else { return };
+        if removed.holds.is_empty() {
+            return; // of its grants, none was delivered
+        }
         self.stats.removed -= removed.holds.len() as u64;
         self.stats.put_back += removed.holds.len() as u64;
         self.pending.push_back(Pending::Look(removed.name.clone()));
@@ -60,6 +64,19 @@ impl Table {
             }
         }
         !given_up.is_empty()
+    }
+
+    /// A grant that is away was not delivered: it does not come back. Says whether there was one.
+    pub(super) fn stay_away(&mut self, token: Token) -> bool {
+        let is_it = |(grant, _): &(Grant, Option<ClientId>)| grant.token == token;
+        let Some(removed) = self.to_put_back.values_mut().find(|removed| removed.holds.iter().any(is_it)) else {
+            return false;
+        };
+        removed.holds.retain(|hold| !is_it(hold));
+        self.to_put_back.retain(|_, removed| !removed.holds.is_empty());
+        self.stats.put_back -= 1;
+        self.stats.undelivered += 1;
+        true
     }
 
     /// A connection has closed while holds of its session were away.

@@ -359,12 +359,13 @@ impl Server {
     pub(crate) fn evict(&mut self, key: Key) {
         let place = &mut self.places[key];
         let mut given_up = Vec::new();
-        if !place.holds.is_empty() {
-            given_up = core::mem::replace(&mut place.away, core::mem::take(&mut place.holds));
+        // A grant that was not delivered does not come back.
+        let mut taken = core::mem::take(&mut place.holds);
+        taken.retain(|hold| !self.undelivered.contains(&hold.token));
+        if !taken.is_empty() {
+            given_up = core::mem::replace(&mut place.away, taken);
         }
         place.carried = false;
-        // A lock that comes back is a new value: what was noted about the old one is forgotten.
-        self.undelivered.retain(|token| place.away.iter().all(|hold| hold.token != *token));
         // SWAPDB had brought another lock here after the first was taken: only the later one comes back.
         self.mourn(given_up, "removed");
     }
@@ -432,6 +433,7 @@ impl Server {
         if self.places.iter().flat_map(|place| &place.holds).any(|hold| hold.token == grant.2) {
             self.undelivered.insert(grant.2);
         }
+        self.places.iter_mut().for_each(|place| place.away.retain(|hold| hold.token != grant.2));
     }
 
     /// Another server with the same holds goes on.

@@ -356,10 +356,7 @@ impl Player {
                     return Err("`grant to OWNER is not delivered`".to_owned());
                 }
                 let token = self.answered.remove(owner).ok_or(format!("no connection of {owner} was answered"))?;
-                let holds = |spot: &Spot| self.world.primary.holds(*spot).any(|hold| hold.token == token);
-                if let Some(spot) = self.world.spots().find(holds) {
-                    self.world.undelivered(spot, token);
-                }
+                self.world.undelivered(token);
                 None
             }
             (owner, "listens") => {

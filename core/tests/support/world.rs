@@ -14,6 +14,7 @@ use flock_core::{
     Acquire, Acquired, Audience, Change, Decision, Due, Effect, EndReason, Hold, Limits, Lock, LockId, LossReason,
     Millis, Name, Place, Refusal, Release, Renew, Revoke, Table, Time, Token, Wait,
 };
+use std::collections::BTreeMap;
 
 /// How many things may fall due at one moment before the server is said to hang.
 const DUE_MAX: usize = 5000;
@@ -100,6 +101,8 @@ pub(crate) struct World {
     names: Vec<&'static str>,
     blocked: Vec<Blocked>,
     blocked_ever: u64,
+    /// Which lock a blocked connection was granted, as the shell remembers until it is told.
+    granted: BTreeMap<Token, LockId>,
     /// Whether the replica goes by the primary's clock; another host starts every duration when it applies it.
     pub(crate) one_clock: bool,
 }
@@ -261,6 +264,7 @@ impl World {
             names: names.to_vec(),
             blocked: Vec::new(),
             blocked_ever: 0,
+            granted: BTreeMap::new(),
             one_clock: false,
         };
         let mark = world.primary.table.promoted(world.now, wall(), Millis(0));
@@ -456,8 +460,8 @@ impl World {
     }
 
     /// The connection to which a grant was to be answered turned out to be gone.
-    pub(crate) fn undelivered(&mut self, spot: Spot, token: Token) {
-        if let Some(lock) = self.primary.lock_at(spot) {
+    pub(crate) fn undelivered(&mut self, token: Token) {
+        if let Some(lock) = self.granted.remove(&token) {
             self.primary.table.undelivered(lock, token);
         }
     }
@@ -510,6 +514,9 @@ impl World {
                     let index = self.blocked.iter().position(|waiting| waiting.number == *blocked);
                     let index = index.unwrap_or_else(|| panic!("connection {blocked} is answered and does not wait"));
                     let waiting = self.blocked.remove(index);
+                    if let (WaitOutcome::Granted(token), Some(lock)) = (outcome, lock) {
+                        self.granted.insert(*token, lock);
+                    }
                     Happened::Answered { owner: waiting.owner, blocked: *blocked, outcome: *outcome }
                 }
                 Effect::Tell { channel, name, owner, notice } => Happened::Told {
