@@ -9,7 +9,7 @@ use crate::ffi::reply;
 use crate::ffi::string::{ServerStr, ServerString};
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
-use crate::{apply, blocking, cluster, config, inspect, role};
+use crate::{apply, blocking, cluster, inspect, role};
 use flock_core::request::{Acquire, Release, Renew, Revoke, Wait};
 use flock_core::table::{Acquired, Caller};
 use flock_core::wire::command::{Check, Command, Info, List};
@@ -54,13 +54,8 @@ pub(crate) fn dispatch(index: usize, ctx: &Ctx<'_>, args: Args<'_>) {
 
 fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let mut request = parse::<Acquire<'_>>(args)?;
-    let mut target = Target::open_for(ctx, args)?;
-    may_speak_on(ctx, &target, &request)?;
-    may_bind(ctx, &mut request)?;
-    if let Some(floor) = request.floor {
-        let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(REENTERED)?;
-        Shell::in_command(ctx).perform_keyless(raised)?;
-    }
+    let mut target = Target::open_for(ctx, args, request.key)?;
+    prepare(ctx, &target, &mut request)?;
     let blocked = if let Wait::Block(_) = request.wait { blocking::next_number() } else { 0 };
     let answer = target.decide(ctx, |table, place| {
         let client = if request.session.is_some() || table.has_sessions() { connection(ctx) } else { None };
@@ -89,7 +84,7 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Release<'_>>(args)?;
-    let released = Target::open_for(ctx, args)?
+    let released = Target::open_for(ctx, args, request.key)?
         .decide(ctx, |table, place| table.release(state::now(), place, &request, &mut Listeners(ctx)))??;
     reply::integer(ctx, i64::from(released));
     Ok(())
@@ -97,7 +92,7 @@ fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Renew<'_>>(args)?;
-    let mut target = Target::open_for(ctx, args)?;
+    let mut target = Target::open_for(ctx, args, request.key)?;
     let mut token = None;
     let renewed = target.decide(ctx, |table, place| {
         let caller = Caller { blocked: 0, client: if table.has_sessions() { connection(ctx) } else { None } };
@@ -117,7 +112,7 @@ fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn revoke(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Revoke<'_>>(args)?;
-    let ended = Target::open_for(ctx, args)?
+    let ended = Target::open_for(ctx, args, request.key)?
         .decide(ctx, |table, place| table.revoke(state::now(), place, &request, &mut Listeners(ctx)))?;
     reply::integer(ctx, i64::try_from(ended).unwrap_or(i64::MAX));
     Ok(())
@@ -144,12 +139,14 @@ fn check(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 struct Target<'a> {
     key: Option<Key<'a>>,
     name: ServerStr<'a>,
+    /// The same as `name`; asking the server for a string's bytes is a call.
+    bytes: &'a [u8],
     db: u16,
 }
 
 impl<'a> Target<'a> {
-    /// Opens the key in argument 1, on a primary that may grant.
-    fn open_for(ctx: &'a Ctx<'_>, args: Args<'a>) -> Result<Self, WireError> {
+    /// Opens the key in argument 1, whose name is `bytes`, on a primary that may grant.
+    fn open_for(ctx: &'a Ctx<'_>, args: Args<'a>, bytes: &'a [u8]) -> Result<Self, WireError> {
         if !role::decides(ctx) {
             return Err(WireError::READ_ONLY);
         }
@@ -161,7 +158,7 @@ impl<'a> Target<'a> {
         if key.state() == KeyState::OtherType {
             return Err(WireError::WRONG_TYPE);
         }
-        Ok(Self { key: Some(key), name, db })
+        Ok(Self { key: Some(key), name, bytes, db })
     }
 
     /// Runs a verb on the key and performs what it decided.
@@ -175,14 +172,29 @@ impl<'a> Target<'a> {
             KeyState::Lock(handle) => Some(state::lock_of(handle)),
             KeyState::Empty | KeyState::OtherType => None,
         };
-        let place = Place { db: self.db, key: self.name.bytes(), lock };
+        let place = Place { db: self.db, key: self.bytes, lock };
         let decision = with_table(|table| verb(table, place)).ok_or(REENTERED)?;
         Ok(Shell::in_command(ctx).perform(key, self.name, decision))
     }
 }
 
-fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> {
-    C::parse(args.iter_from(1), &config::limits())
+/// The request that a command's arguments make.
+pub(crate) fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> {
+    let limits = with_table(|table| *table.limits()).ok_or(REENTERED)?;
+    C::parse(args.iter_from(1), &limits)
+}
+
+/// What a request with rarer wishes needs before it can be decided.
+fn prepare(ctx: &Ctx<'_>, target: &Target<'_>, request: &mut Acquire<'_>) -> Result<(), WireError> {
+    if request.channel.is_none() && request.session.is_none() && request.wait == Wait::No && request.floor.is_none() {
+        return Ok(());
+    }
+    may_speak_on(ctx, target, request)?;
+    may_bind(ctx, request)?;
+    let Some(floor) = request.floor else { return Ok(()) };
+    let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(REENTERED)?;
+    Shell::in_command(ctx).perform_keyless(raised)?;
+    Ok(())
 }
 
 /// The server publishes on the channel in the user's name, so the user must have the permission. In cluster mode messages stay within

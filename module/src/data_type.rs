@@ -112,11 +112,6 @@ pub(crate) fn digest(digest: &mut Digest<'_>, handle: Handle) {
     });
 }
 
-/// How much work freeing a value is: its data is in the table, so none.
-pub(crate) fn free_effort(_handle: Handle) -> usize {
-    1
-}
-
 /// When a held lock's key went last: the beginning of that command.
 static UNLINKED_IN: AtomicI64 = AtomicI64::new(0);
 

@@ -1,6 +1,6 @@
 //! INFO and LIST: who holds what, since when, and who waits. They change nothing, and work on replicas.
 
-use crate::config;
+use crate::commands;
 use crate::ffi::acl::CurrentUser;
 use crate::ffi::args::Args;
 use crate::ffi::ctx::Ctx;
@@ -9,7 +9,7 @@ use crate::ffi::reply;
 use crate::ffi::string::ServerString;
 use crate::state::{self, with_table};
 use flock_core::wait_queue::{QueueId, Waiter};
-use flock_core::wire::command::{Command, Info, List};
+use flock_core::wire::command::{Info, List};
 use flock_core::wire::error::{ErrorCode, WireError};
 use flock_core::wire::pattern;
 use flock_core::{Hold, Lock, Name, Place, Table, Time};
@@ -21,7 +21,7 @@ const PLACES_PER_LOCK: u32 = 10;
 
 /// `FLOCK.INFO key [LIMIT n]`.
 pub(crate) fn info(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
-    let request = Info::parse(args.iter_from(1), &config::limits())?;
+    let request = commands::parse::<Info<'_>>(args)?;
     let db = u16::try_from(ctx.selected_db()).unwrap_or(u16::MAX);
     let name = args.string(1).ok_or(WireError::fixed(ErrorCode::Err, "no key given"))?;
     let state = Key::open(ctx, name, Mode::Read).state();
@@ -100,7 +100,7 @@ fn describe_waiter(ctx: &Ctx<'_>, waiter: &Waiter, position: u64, now: Time) {
 
 /// `FLOCK.LIST [CURSOR c] [COUNT n] [MATCH pattern] [OWNER owner]`.
 pub(crate) fn list(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
-    let request = List::parse(args.iter_from(1), &config::limits())?;
+    let request = commands::parse::<List<'_>>(args)?;
     let db = u16::try_from(ctx.selected_db()).unwrap_or(u16::MAX);
     let user = CurrentUser::of(ctx);
     let wanted = |name: &Name, lock: &Lock| {

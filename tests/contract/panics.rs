@@ -32,7 +32,6 @@ on_own_servers![
     memory_usage_that_panics_is_survived,
     digest_that_panics_is_survived,
     free_that_panics_is_survived,
-    effort_that_panics_is_survived,
     unlink_that_panics_is_survived,
     snapshot_whose_counter_panics_fails,
     load_of_a_counter_that_panics_is_refused,
@@ -294,14 +293,6 @@ fn free_that_panics_is_survived(builder: Builder) {
     assert_eq!(conn.cmd(&["DEL", "k"]), Reply::Int(1));
     hold(&mut conn, "k", "bob");
     assert_survived(&server, "Free");
-}
-
-fn effort_that_panics_is_survived(builder: Builder) {
-    let Some((server, mut conn)) = start(&builder, "FreeEffort", 1) else { return };
-    hold(&mut conn, "k", "alice");
-    assert_eq!(conn.cmd(&["UNLINK", "k"]), Reply::Int(1));
-    hold(&mut conn, "k", "bob");
-    assert_survived(&server, "FreeEffort");
 }
 
 fn unlink_that_panics_is_survived(builder: Builder) {

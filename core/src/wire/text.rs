@@ -29,16 +29,18 @@ pub fn parse_number(bytes: &[u8]) -> Result<u64, NumberFault> {
         Some(digits) => (true, digits),
         None => (false, bytes),
     };
-    if !matches!(digits.first(), Some(b'1'..=b'9')) || !digits.iter().all(u8::is_ascii_digit) {
+    if !matches!(digits.first(), Some(b'1'..=b'9')) {
         return Err(NumberFault::NotWhole);
     }
-    if negative {
-        return Err(NumberFault::OutOfRange);
+    let mut number = Some(0u64); // none: too big
+    for digit in digits {
+        let value = digit.wrapping_sub(b'0');
+        if value > 9 {
+            return Err(NumberFault::NotWhole);
+        }
+        number = number.and_then(|number| number.checked_mul(10)?.checked_add(value.into()));
     }
-    digits
-        .iter()
-        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
-        .ok_or(NumberFault::OutOfRange)
+    number.filter(|_| !negative).ok_or(NumberFault::OutOfRange)
 }
 
 /// A number as decimal text, without an allocation.

@@ -23,11 +23,6 @@ impl<'a> Args<'a> {
         Self { argv, owner: PhantomData }
     }
 
-    /// How many, the name included.
-    pub(crate) fn len(self) -> usize {
-        self.argv.len()
-    }
-
     /// The server's own string: for a key that is opened, signalled or replicated.
     pub(crate) fn string(self, index: usize) -> Option<ServerStr<'a>> {
         let string = *self.argv.get(index)?;
@@ -42,6 +37,8 @@ impl<'a> Args<'a> {
 
     /// All arguments from `start` on.
     pub(crate) fn iter_from(self, start: usize) -> impl Iterator<Item = &'a [u8]> {
-        (start..self.len()).filter_map(move |index| self.bytes(index))
+        let strings = self.argv.get(start..).unwrap_or_default();
+        // SAFETY: elements of `argv`: the server keeps them until the command returns.
+        strings.iter().filter_map(|string| unsafe { ServerStr::from_raw(*string) }).map(ServerStr::bytes)
     }
 }

@@ -31,7 +31,6 @@ pub(crate) enum Callback {
     MemUsage,
     Digest,
     Free,
-    FreeEffort,
     Unlink,
     AuxSave,
     AuxLoad,

@@ -62,12 +62,12 @@ pub(crate) fn register(ctx: &Ctx<'_>, encoding_version: i32) -> Result<(), Strin
         aux_load: Some(aux_load),
         aux_save: None, // aux_save2: a snapshot without our data loads on a server without us
         aux_save_triggers: BEFORE_KEYS,
-        free_effort: None, // superseded by free_effort2
+        free_effort: None, // a number is freed at once, whatever there is to free: the table holds the lock
         unlink: None,      // superseded by unlink2
         copy: None,        // a lock must not be cloned: the server refuses COPY
         defrag: None,      // a number has no memory to move
         mem_usage2: Some(mem_usage),
-        free_effort2: Some(free_effort),
+        free_effort2: None,
         unlink2: Some(unlink),
         copy2: None,
         aux_save2: Some(aux_save),
@@ -110,10 +110,13 @@ static FREED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Moves the handles of freed values to the end of `into`; `false` if there were none. Costs one read when there is
 /// nothing.
+#[inline]
 pub(crate) fn drain_freed(into: &mut Vec<Handle>) -> bool {
-    if FREED_COUNT.load(Ordering::Acquire) == 0 {
-        return false;
-    }
+    FREED_COUNT.load(Ordering::Acquire) != 0 && drain(into)
+}
+
+#[cold]
+fn drain(into: &mut Vec<Handle>) -> bool {
     // Never waits: in a fork child, a lock that another thread held at the birth of the child stays locked for ever.
     let Ok(mut freed) = FREED.try_lock() else {
         return false;
@@ -183,10 +186,6 @@ extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
             crate::data_type::digest(&mut digest, handle);
         }
     });
-}
-
-extern "C" fn free_effort(_key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) -> usize {
-    barrier(Callback::FreeEffort, 1, || Handle::from_value(value).map_or(1, crate::data_type::free_effort))
 }
 
 extern "C" fn unlink(key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {

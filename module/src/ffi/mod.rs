@@ -45,7 +45,6 @@
 //! crate::data_type::mem_usage(Handle) -> usize
 //! crate::data_type::digest(&mut Digest, Handle)
 //! crate::data_type::unlinked(ServerStr, i32, Handle)
-//! crate::data_type::free_effort(Handle) -> usize
 //! crate::data_type::aux_save(&mut RdbWriter)
 //! crate::data_type::aux_load(&mut RdbReader, i32) -> bool
 //! crate::info::report(&mut InfoWriter)
