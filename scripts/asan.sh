@@ -65,7 +65,7 @@ options="detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=32:log_pa
 with_sanitizer() { # name  server
     cat >"$out/$1" <<WRAPPER
 #!/bin/sh
-# What a test preloads itself (libfaketime) comes first: after the sanitizer it hangs.
+# What a test preloads itself comes first.
 ASAN_OPTIONS="$options" LD_PRELOAD="\${LD_PRELOAD:+\$LD_PRELOAD:}$out/shim.so:$out/runtime.so" exec "$2" "\$@"
 WRAPPER
     chmod 755 "$out/$1"

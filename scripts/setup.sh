@@ -10,7 +10,6 @@
 #   server-old  VALKEY_SERVER_OLD  Valkey 8.0, from bookworm-backports: the oldest server FLOCK supports
 #   cli         VALKEY_CLI         valkey-cli 8.0, from the same place
 #   redis       REDIS_SERVER       Redis 7.0, from bookworm: one test shows that it refuses the module
-#   faketime    FAKETIME_LIB       libfaketime, from bookworm: gives a server and its modules a wrong clock when preloaded
 #   postgres    POSTGRES_BIN       PostgreSQL 15, from bookworm: a folder with its initdb and postgres; a storage that checks tokens
 #   libclang    LIBCLANG_PATH      libclang 18, from its Python wheel (hash checked): needed to build the module
 #
@@ -24,7 +23,7 @@ need() { command -v "$1" >/dev/null || die "there is no '$1' here" "$2"; }
 
 out=$(dirname "$0")/../target/tools
 case ${1:-} in --into) out=${2:?--into needs a folder}; shift 2 ;; esac
-[ $# -gt 0 ] || set -- server server-old cli redis faketime postgres libclang
+[ $# -gt 0 ] || set -- server server-old cli redis postgres libclang
 out=$(mkdir -p "$out" && cd "$out" && pwd)
 
 need flock "apt-get install util-linux"
@@ -65,7 +64,7 @@ PY
 apt=$tmp/apt
 apt_update() {
     [ ! -e "$apt/apt.conf" ] || return 0
-    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, FAKETIME_LIB and POSTGRES_BIN yourself"
+    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and POSTGRES_BIN yourself"
     key=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -r "$key" ] || die "$key is missing" "apt-get install debian-archive-keyring"
     # --no-release-info: so that it also works before the machine's first `apt-get update`.
@@ -74,7 +73,7 @@ apt_update() {
     archive() { echo "$archives" | awk -v r="$release$1" -v s="stable$1" '$1 == "Packages" && ($2 == r || $2 == s) {print $3; exit}'; }
     main=$(archive "") security=$(archive -security)
     [ -n "$main" ] || die "apt knows no Debian archive for '$release'" \
-        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, FAKETIME_LIB and POSTGRES_BIN yourself"
+        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and POSTGRES_BIN yourself"
 
     say "reading the package lists of bookworm (private apt)"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
@@ -158,30 +157,6 @@ WRAPPER
     mv "$tmp/bin" "$root/bin"
 }
 
-# What libfaketime gets wrong here, put right by a library that is preloaded before it. A server loads its modules with RTLD_DEEPBIND:
-# they would find the C library's clock before a preloaded one. And libfaketime moves the deadlines of every timerfd by the offset of
-# the wall clock, those of the monotonic clocks too, which no real clock step does.
-faketime=$out/faketime-fixes.so:$out/libfaketime.so
-shim() {
-    [ ! -e "$out/faketime-fixes.so" ] || return 0
-    need cc "apt-get install gcc libc6-dev"
-    cc -shared -fPIC -O1 -x c -o "$tmp/faketime-fixes.so" - <<'C'
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <sys/syscall.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
-void *dlopen(const char *file, int mode) {
-    void *(*next)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
-    return next(file, mode & ~RTLD_DEEPBIND);
-}
-int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old) {
-    return (int)syscall(SYS_timerfd_settime, fd, flags, value, old);
-}
-C
-    mv "$tmp/faketime-fixes.so" "$out/faketime-fixes.so"
-}
-
 try() { # program  its variable
     case $1 in /*) ;; *) die "$2 is '$1'" "give an absolute path: the tests do not run in this folder" ;; esac
     version=$("$1" --version 2>&1) ||
@@ -208,15 +183,6 @@ for tool; do
             wrapper redis-server-7.0 "$out/redis-7.0" redis-server
         fi
         try "${REDIS_SERVER:-$out/bin/redis-server-7.0}" REDIS_SERVER ;;
-    faketime)
-        [ -n "${FAKETIME_LIB:-}" ] || {
-            debian "$out/faketime" libfaketime
-            ln -sf "$(find "$out/faketime" -name libfaketimeMT.so.1)" "$out/libfaketime.so"
-            shim
-        }
-        FAKETIME='@1999-12-31 12:00:00' LD_PRELOAD="${FAKETIME_LIB:-$faketime}" date +%Y | grep -q 1999 ||
-            die "libfaketime does not work" "if FAKETIME_LIB is set, check it or unset it; else rm -r $out/faketime and try again"
-        say "FAKETIME_LIB: ${FAKETIME_LIB:-$faketime}" ;;
     postgres)
         [ -n "${POSTGRES_BIN:-}" ] || postgresql
         try "${POSTGRES_BIN:-$out/postgresql/bin}/initdb" POSTGRES_BIN
@@ -239,7 +205,6 @@ done
     export_if VALKEY_CLI "$out/bin/valkey-cli"
     export_if REDIS_SERVER "$out/bin/redis-server-7.0"
     export_if POSTGRES_BIN "$out/postgresql/bin"
-    [ ! -e "$out/faketime-fixes.so" ] || printf 'export FAKETIME_LIB="${FAKETIME_LIB:-%s}"\n' "$faketime"
     # The wheel has no stddef.h and stdarg.h: the C compiler's serve.
     [ ! -e "$out/libclang/libclang.so" ] || cat <<ENV
 if [ -z "\${LIBCLANG_PATH:-}" ]; then

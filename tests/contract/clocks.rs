@@ -1,9 +1,7 @@
 //! The wall clock is put back, put forward, thrown about: nothing ends early, nothing gets stuck. (At boot: `tokens.rs`.)
 //!
-//! On the newest server only: see [`with_clock`](crate::tokens::with_clock). Time is told to the server by libfaketime, the monotonic
-//! clocks stay true, and all judgements here are on the monotonic clock.
+//! The servers' clocks since boot stay true ([`Builder::wall_clock`]), and all judgements here are by such a clock.
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
@@ -25,33 +23,13 @@ use crate::contender::Contender;
 use crate::lock_view::{holders, waiting};
 use crate::scene::{LEASE_MS, TICK, hear, hold, listener, on_time, position, quiet, rounds, transaction};
 
-on_own_servers![renewal_at_the_very_end_of_a_lease_makes_no_second_holder];
-
-/// The file that libfaketime reads at every question for the time, in the server's directory.
-const CLOCK: &str = "clock";
-
-/// A server whose wall clock [`set_clock`] changes while it runs.
-#[track_caller]
-fn with_movable_clock() -> Server {
-    let library =
-        std::env::var("FAKETIME_LIB").expect("FAKETIME_LIB names libfaketime: run these tests by `make test`");
-    let builder = Server::builder()
-        .env("LD_PRELOAD", &library)
-        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-        .env("FAKETIME_NO_CACHE", "1")
-        .env("FAKETIME_TIMESTAMP_FILE", CLOCK);
-    let server = quiet(&builder);
-    set_clock(&server, 0);
-    server
-}
-
-/// Puts the wall clock off by so many seconds from the true time.
-fn set_clock(server: &Server, offset_s: i64) {
-    // By renaming: a file half written would be read as another time.
-    let new = server.dir().join("clock.new");
-    fs::write(&new, format!("{offset_s:+}\n")).expect("the clock can be written");
-    fs::rename(new, server.dir().join(CLOCK)).expect("the clock can be set");
-}
+on_own_servers![
+    clock_put_back_an_hour_for_three_seconds_delays_nothing,
+    clock_put_forward_an_hour_ends_nothing_early,
+    clock_before_1970_and_in_the_year_2300_ends_nothing_early_or_late,
+    clock_thrown_about_under_load_breaks_no_promise,
+    renewal_at_the_very_end_of_a_lease_makes_no_second_holder,
+];
 
 /// The server's own idea of the time, in seconds.
 #[track_caller]
@@ -121,8 +99,8 @@ fn wait<'a>(server: &'a Server, key: &str, wait_ms: u64) -> Due<'a> {
 /// Leases, claims and waits of every length up to `last_ms`, begun before the clock is changed, and short ones begun while it is: all
 /// must end on time. The clock is changed as `steps` say: after so many milliseconds, by so many seconds.
 #[track_caller]
-fn assert_all_on_time(steps: &[(u64, i64)], last_ms: u64) {
-    let server = with_movable_clock();
+fn assert_all_on_time(builder: Builder, steps: &[(u64, i64)], last_ms: u64) {
+    let server = quiet(&builder.wall_clock(0));
     let mut conn = server.connect(Protocol::Resp2);
     hold(&mut conn, "held", "alice");
     let before = wall_clock_s(&mut conn);
@@ -139,7 +117,7 @@ fn assert_all_on_time(steps: &[(u64, i64)], last_ms: u64) {
         threads.spawn(|| {
             for (at_ms, offset_s) in steps {
                 let_pass(Duration::from_millis(*at_ms).saturating_sub(start.elapsed()));
-                set_clock(&server, *offset_s);
+                server.set_wall_clock(*offset_s);
             }
         });
         threads.spawn(|| {
@@ -178,32 +156,28 @@ fn assert_all_on_time(steps: &[(u64, i64)], last_ms: u64) {
     assert_eq!(holders(&mut conn, "held"), ["alice"]);
 }
 
-#[test]
-fn clock_put_back_an_hour_for_three_seconds_delays_nothing() {
+fn clock_put_back_an_hour_for_three_seconds_delays_nothing(builder: Builder) {
     // I1. The server's own timers stop when the clock is put back, and stay stopped when it is put right again.
-    assert_all_on_time(&[(200, -3600), (3200, 0)], 4000);
+    assert_all_on_time(builder, &[(200, -3600), (3200, 0)], 4000);
 }
 
-#[test]
-fn clock_put_forward_an_hour_ends_nothing_early() {
+fn clock_put_forward_an_hour_ends_nothing_early(builder: Builder) {
     // I2. A lease that were a point on the wall clock would be over at once; so would a wait.
-    assert_all_on_time(&[(200, 3600)], 1500);
+    assert_all_on_time(builder, &[(200, 3600)], 1500);
 }
 
-#[test]
-fn clock_before_1970_and_in_the_year_2300_ends_nothing_early_or_late() {
+fn clock_before_1970_and_in_the_year_2300_ends_nothing_early_or_late(builder: Builder) {
     // I4. Numbers below zero, and above what 64 bits of nanoseconds hold. (At boot: `tokens.rs`.)
     const YEAR_S: i64 = 365 * 24 * 3600;
-    assert_all_on_time(&[(200, -60 * YEAR_S), (1000, 275 * YEAR_S)], 2000);
+    assert_all_on_time(builder, &[(200, -60 * YEAR_S), (1000, 275 * YEAR_S)], 2000);
 }
 
-#[test]
-fn clock_thrown_about_under_load_breaks_no_promise() {
+fn clock_thrown_about_under_load_breaks_no_promise(builder: Builder) {
     // I3. Many steps of up to a day, back and forth, while clients take, renew, give back and abandon locks: tokens rise, nobody holds
     // beside another, no hold is lost early, and a storage that checks the token meets no stale writer it must believe.
     let steps = rounds(12, 150);
     let mut random = Random::new();
-    let server = with_movable_clock();
+    let server = quiet(&builder.wall_clock(0));
     let recorder = Recorder::new();
     let store = FencedStore::new();
     let is_over = AtomicBool::new(false);
@@ -222,7 +196,7 @@ fn clock_thrown_about_under_load_breaks_no_promise() {
             let_pass(Duration::from_millis(50 + random.below(150)));
             let day_s = 24 * 3600;
             let offset_s = i64::try_from(random.below(2 * day_s)).expect("a day is short") - 24 * 3600;
-            set_clock(&server, if random.one_in(4) { 0 } else { offset_s });
+            server.set_wall_clock(if random.one_in(4) { 0 } else { offset_s });
         }
         is_over.store(true, Ordering::Relaxed);
     });

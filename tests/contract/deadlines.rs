@@ -50,6 +50,7 @@ on_own_servers![
     leases_due_in_one_instant_are_all_handed_over,
     waits_due_in_one_instant_are_all_told,
     clients_are_served_between_the_turns_of_a_burst,
+    leases_end_by_the_servers_cron_where_there_is_no_timer,
 ];
 
 fn lease_of_any_length_never_ends_early(server: &Server, protocol: Protocol) {
@@ -162,6 +163,21 @@ fn lease_ends_within_a_tick_without_the_servers_cron() {
     assert_eq!(conn.cmd(&args!["DEBUG", "PAUSE-CRON", 1]), Reply::ok());
     assert_leases_end_on_time(&server);
     assert_eq!(conn.cmd(&args!["DEBUG", "PAUSE-CRON", 0]), Reply::ok());
+}
+
+fn leases_end_by_the_servers_cron_where_there_is_no_timer(builder: Builder) {
+    // An old kernel, or one that has no descriptor left: the server says so, and what is due ends at the next cron, 100 ms apart.
+    let server = builder.without_timer().start();
+    assert!(server.log().contains("this system has no timerfd"), "{}", server.log());
+    let (_alice, mut bob) = lease_and_waiter(&server, 50);
+    let watch = Stopwatch::start(&server);
+    bob.recv().as_token();
+    let late = watch.late(Duration::from_millis(50));
+    assert!(late < Duration::from_millis(300), "{late:?} late");
+    let asked = Instant::now();
+    let mut carol = waiting(&server, Protocol::Resp2, &args!["FLOCK.ACQUIRE", "k", "carol", LEASE_MS, "BLOCK", 50]);
+    assert!(carol.recv().is_nil());
+    assert!(asked.elapsed() >= Duration::from_millis(50), "{:?}", asked.elapsed());
 }
 
 fn lease_ends_within_a_tick_under_traffic(builder: Builder) {

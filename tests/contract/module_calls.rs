@@ -1,10 +1,7 @@
 //! Other modules call commands as clients do, without a client: from a command of theirs, from a timer, from within an event of ours.
 
-use std::fs;
-use std::process::{Command, id};
-use std::sync::OnceLock;
-
 use flock_tests::args;
+use flock_tests::c_library;
 use flock_tests::on_own_servers;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
@@ -32,19 +29,7 @@ on_own_servers![
 
 /// A server with the module of `caller.c` beside ours.
 fn with_caller(builder: &Builder) -> Builder {
-    static CALLER: OnceLock<String> = OnceLock::new();
-    let caller = CALLER.get_or_init(|| {
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/contract/caller.c");
-        let (library, new) = (
-            concat!(env!("CARGO_TARGET_TMPDIR"), "/caller.so"),
-            format!("{}/caller-{}.so", env!("CARGO_TARGET_TMPDIR"), id()),
-        );
-        let compiler = Command::new("cc").args(["-shared", "-fPIC", "-Wall", "-Werror", "-o", &new, source]).status();
-        assert!(compiler.expect("there is a C compiler, cc").success(), "{source} does not compile");
-        fs::rename(new, library).expect("a library can be renamed");
-        library.to_owned()
-    });
-    builder.clone().config("loadmodule", caller)
+    builder.clone().config("loadmodule", c_library("contract/caller.c").display())
 }
 
 /// The module calls `request` at once.

@@ -18,7 +18,6 @@ use flock_tests::wait::{let_pass, wait_until};
 use crate::acknowledged::Load;
 use crate::lock_view::{holder, holders, left_ms};
 use crate::scene::{LEASE_MS, hold, long_tier, outlast, release, rounds, waiter};
-use crate::tokens::with_clock;
 use crate::traffic::{Traffic, assert_same, contents, held, wait_settled};
 
 on_own_servers![
@@ -47,6 +46,7 @@ on_own_servers![
     append_only_file_that_is_cut_loads_what_is_whole,
     snapshot_passes_the_servers_checker,
     append_only_file_passes_the_servers_checker,
+    value_with_a_token_far_ahead_is_refused,
 ];
 
 const REWRITE: &[&str] = &["BGREWRITEAOF"];
@@ -434,14 +434,13 @@ fn value_of_a_newer_encoding_is_refused(builder: Builder) {
     assert!(server.log().contains("an unknown version"), "{}", server.log());
 }
 
-#[test]
-fn value_with_a_token_far_ahead_is_refused() {
+fn value_with_a_token_far_ahead_is_refused(builder: Builder) {
     // H8. A value from a server whose clock is days ahead would take this one's counter along, for good.
-    let other = with_clock(Server::builder(), "+3d").start();
+    let other = builder.clone().wall_clock(3 * 24 * 3600).start();
     let mut conn = other.connect(Protocol::Resp2);
     hold(&mut conn, "k", "alice");
     let value = dump(&mut conn, "k");
-    let server = Server::builder().start();
+    let server = builder.start();
     let mut conn = server.connect(Protocol::Resp2);
     let before = hold(&mut conn, "k", "alice");
     assert_restore_refused(&mut conn, &value, "3 days ahead");

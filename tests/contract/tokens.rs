@@ -43,8 +43,15 @@ on_own_servers![
     floor_too_far_ahead_is_refused,
     floors_in_a_row_reach_no_further_than_one,
     lua_prints_the_token_in_full,
+    clock_thirty_seconds_behind_on_the_replica_does_not_matter,
+    clock_thirty_seconds_ahead_on_the_replica_does_not_matter,
+    clock_put_back_at_a_restart_does_not_matter,
+    clock_before_1970_counts_as_the_date_of_the_build,
+    clock_after_2056_is_ignored,
 ];
 
+/// A year in seconds, for a wall clock that is far off.
+const YEAR_S: i64 = 365 * 24 * 3600;
 /// Half a day in tokens: one is 10 us.
 const HALF_A_DAY: u64 = 12 * 3600 * 100_000;
 
@@ -457,19 +464,10 @@ fn lua_prints_the_token_in_full(builder: Builder) {
     }
 }
 
-/// A server whose wall clock is off by `offset`, in libfaketime's words. The monotonic clocks stay true. Of the newest server only:
-/// the allocator of the oldest one asks for the time before libfaketime is ready.
-pub(crate) fn with_clock(builder: Builder, offset: &str) -> Builder {
-    let library =
-        std::env::var("FAKETIME_LIB").expect("FAKETIME_LIB names libfaketime: run these tests by `make test`");
-    builder.env("LD_PRELOAD", &library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("FAKETIME", offset)
-}
-
 #[track_caller]
-fn assert_replica_clock_does_not_matter(offset: &str) {
-    let builder = Server::builder();
+fn assert_replica_clock_does_not_matter(builder: Builder, offset_s: i64) {
     let mut primary = builder.start();
-    let replica = with_clock(builder.replica_of(&primary), offset).start();
+    let replica = builder.replica_of(&primary).wall_clock(offset_s).start();
     wait_in_step(&primary, &replica);
     let mut conn = primary.connect(Protocol::Resp2);
     let token = hold(&mut conn, "k", "alice");
@@ -483,36 +481,32 @@ fn assert_replica_clock_does_not_matter(offset: &str) {
     assert_rises(&replica, before);
 }
 
-#[test]
-fn clock_thirty_seconds_behind_on_the_replica_does_not_matter() {
+fn clock_thirty_seconds_behind_on_the_replica_does_not_matter(builder: Builder) {
     // D3. By its own clock the replica would start 30 s, 3,000,000 tokens, too low.
-    assert_replica_clock_does_not_matter("-30s");
+    assert_replica_clock_does_not_matter(builder, -30);
 }
 
-#[test]
-fn clock_thirty_seconds_ahead_on_the_replica_does_not_matter() {
+fn clock_thirty_seconds_ahead_on_the_replica_does_not_matter(builder: Builder) {
     // D3. A lease that were a point on the wall clock would be over there.
-    assert_replica_clock_does_not_matter("+30s");
+    assert_replica_clock_does_not_matter(builder, 30);
 }
 
-#[test]
-fn clock_put_back_at_a_restart_does_not_matter() {
+fn clock_put_back_at_a_restart_does_not_matter(builder: Builder) {
     // C5. The snapshot is stale and the clock an hour late: the mark in the snapshot is all there is.
-    let mut server = Server::builder().start();
+    let mut server = builder.start();
     let mut conn = server.connect(Protocol::Resp2);
     one_token(&mut conn);
     assert_eq!(conn.cmd(&["SAVE"]), Reply::ok());
     let before = many_tokens(&mut conn, 5000);
     server.kill9();
-    let later = with_clock(Server::builder().copy_data_from(&server), "-1h").start();
+    let later = builder.copy_data_from(&server).wall_clock(-3600).start();
     assert_rises(&later, before);
 }
 
-#[test]
-fn clock_before_1970_counts_as_the_date_of_the_build() {
+fn clock_before_1970_counts_as_the_date_of_the_build(builder: Builder) {
     // I4. A machine without a battery starts in the past, perhaps before the epoch of time itself: no panic, no token below those
     // of any real day before the build, a warning, and leases that end.
-    let server = quiet(&with_clock(Server::builder(), "-80y"));
+    let server = quiet(&builder.wall_clock(-80 * YEAR_S));
     let mut conn = server.connect(Protocol::Resp2);
     let token = one_token(&mut conn);
     // 2026-11-30, the date in the source, in units of 10 us since 2025.
@@ -521,10 +515,9 @@ fn clock_before_1970_counts_as_the_date_of_the_build() {
     assert_lease_ends_on_time(&server, &mut conn);
 }
 
-#[test]
-fn clock_after_2056_is_ignored() {
+fn clock_after_2056_is_ignored(builder: Builder) {
     // I4. Such a token would not fit into 14 digits, and the counter can never go back.
-    let server = quiet(&with_clock(Server::builder(), "+274y"));
+    let server = quiet(&builder.wall_clock(274 * YEAR_S));
     let mut conn = server.connect(Protocol::Resp2);
     let token = one_token(&mut conn);
     assert!(token < 99_999_999_999_999, "{token}");

@@ -11,6 +11,7 @@
 //! | [`history`], [`check`], [`fenced_store`] | what clients saw, and whether it may have been so |
 //! | [`random`] | random numbers that can be had again |
 //! | [`cpu`] | what a server used: processor time, memory |
+//! | [`c_library`] | what tests give to servers in C: another module, clocks |
 //! | [`wait`] | waiting with a bound; the only file that sleeps |
 //!
 //! A contract test, run four times (two servers, two protocol versions) on servers shared with other tests:
@@ -57,6 +58,7 @@
 
 pub mod args;
 pub mod both;
+mod c_library;
 pub mod check;
 pub mod cpu;
 pub mod fenced_store;
@@ -72,3 +74,5 @@ pub mod subscriber;
 pub mod topology;
 pub mod wait;
 mod work_dir;
+
+pub use c_library::c_library;

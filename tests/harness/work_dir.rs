@@ -64,7 +64,7 @@ fn unix_seconds() -> u64 {
 }
 
 /// `flock-tests` in cargo's target directory, which the running binary is in and which has a tag file of a fixed name.
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     let executable = std::env::current_exe().unwrap_or_default();
     executable
         .ancestors()

@@ -3,7 +3,6 @@
 //! What each may lose follows docs/GUARANTEES.md. Nothing: a stop, a reload, `FAILOVER`, and a kill with `appendfsync always`. Any hold: a
 //! kill with another `appendfsync`, and a promotion that the old primary does not know of.
 
-use std::fs;
 use std::sync::RwLock;
 use std::time::Duration;
 
@@ -20,8 +19,6 @@ use crate::faults::{Kind, Log, Loss, Outage, Split};
 use crate::site::{NODES, ask};
 use crate::worker::Work;
 
-/// The file that libfaketime reads, in a server's directory.
-pub(crate) const CLOCK: &str = "clock";
 /// A replica that is not in step after this is not promoted: the fault is left out.
 const LINK_UP_WITHIN: Duration = Duration::from_secs(5);
 const FAILOVER_TIMEOUT_MS: u64 = 3000;
@@ -36,8 +33,6 @@ pub(crate) struct Operator<'a> {
     /// (docs/GUARANTEES.md: a lock that was put back can be lost by a failover).
     pub(crate) change: &'a RwLock<()>,
     pub(crate) random: Random,
-    /// Whether the servers run under libfaketime.
-    pub(crate) moves_clocks: bool,
 }
 
 impl Operator<'_> {
@@ -82,7 +77,7 @@ impl Operator<'_> {
             12..15 => Kind::Failover,
             15..17 => Kind::PromoteBesideOldPrimary,
             17..19 => Kind::KillPrimaryAndPromote,
-            19..22 if self.moves_clocks => Kind::ClockStep,
+            19..22 => Kind::ClockStep,
             22 => Kind::DebugLoadAof,
             _ => Kind::DebugReload,
         }
@@ -112,7 +107,7 @@ impl Operator<'_> {
         self.servers[node].kill9();
         self.servers[node].append_config("replicaof", "no one");
         self.servers[node].append_config("appendfsync", fsync);
-        self.set_clock(node, "+0");
+        self.servers[node].set_wall_clock(0);
         self.servers[node].start_again();
         let kind = match fsync {
             "always" => Kind::KillPrimaryFsyncAlways,
@@ -135,7 +130,7 @@ impl Operator<'_> {
 
     fn start_as_replica(&mut self, node: usize, primary_port: u16) {
         self.servers[node].append_config("replicaof", &format!("127.0.0.1 {primary_port}"));
-        self.set_clock(node, "+0");
+        self.servers[node].set_wall_clock(0);
         self.servers[node].start_again();
     }
 
@@ -256,19 +251,12 @@ impl Operator<'_> {
 
     fn step_clock(&mut self) -> bool {
         let node = usize::try_from(self.random.below(NODES as u64)).expect("a small number");
-        let sign = if self.random.one_in(2) { "+" } else { "-" };
-        let offset = format!("{sign}{}", self.random.below(DAY_S));
+        let distance_s = i64::try_from(self.random.below(DAY_S)).expect("a day is short");
+        let offset_s = if self.random.one_in(2) { distance_s } else { -distance_s };
         // Keys with a time to live live by this clock.
         let _change = self.change.write().expect("nobody panics with the lock");
-        self.set_clock(node, &offset);
+        self.servers[node].set_wall_clock(offset_s);
         true
-    }
-
-    /// By renaming: a file half written would be read as another time.
-    fn set_clock(&self, node: usize, offset: &str) {
-        if self.moves_clocks {
-            set_clock(&self.servers[node], offset);
-        }
     }
 
     /// Lets the primary read its data anew.
@@ -277,11 +265,4 @@ impl Operator<'_> {
         let _suspension = self.work.site.suspend();
         ask(&self.work.site, self.work.site.primary(), &["DEBUG", what]) == Some(Reply::ok())
     }
-}
-
-/// Puts a server's wall clock off by so many seconds.
-pub(crate) fn set_clock(server: &Server, offset_s: &str) {
-    let new = server.dir().join("clock.new");
-    fs::write(&new, format!("{offset_s}\n")).expect("the clock can be written");
-    fs::rename(new, server.dir().join(CLOCK)).expect("the clock can be set");
 }

@@ -18,7 +18,7 @@ use flock_tests::wait::{let_pass, poll};
 use crate::audit::{Audit, Auditor, is_idle};
 use crate::faults::Log;
 use crate::judge::{Evidence, SECOND_OPINION, Verdict, judge};
-use crate::operator::{CLOCK, Operator, set_clock};
+use crate::operator::Operator;
 use crate::report;
 use crate::saboteur::{SABOTEURS, Saboteur};
 use crate::site::{LOCKS, NODES, Site, ask};
@@ -55,8 +55,6 @@ pub(crate) struct Plan {
     pub(crate) visits_min: u64,
     /// Whether whole servers are killed, stopped and promoted.
     pub(crate) with_operator: bool,
-    /// libfaketime, if the clocks are to be moved.
-    pub(crate) faketime: Option<String>,
     pub(crate) plant: Plant,
 }
 
@@ -125,23 +123,13 @@ pub(crate) fn run_soundly(plan: &Plan) {
 }
 
 fn start(plan: &Plan) -> Vec<Server> {
-    let mut builder = plan.builder.clone().appendonly().config("repl-backlog-size", "1mb");
-    if let Some(library) = &plan.faketime {
-        builder = builder
-            .env("LD_PRELOAD", library)
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_TIMESTAMP_FILE", CLOCK);
-    }
+    let builder = plan.builder.clone().appendonly().config("repl-backlog-size", "1mb").wall_clock(0);
     let primary = builder.start();
     let follow = builder.replica_of(&primary);
     let mut servers = vec![primary];
     servers.extend((1..NODES).map(|_| follow.start()));
     for replica in &servers[1..] {
         wait_in_step(&servers[0], replica);
-    }
-    if plan.faketime.is_some() {
-        servers.iter().for_each(|server| set_clock(server, "+0"));
     }
     servers
 }
@@ -163,8 +151,7 @@ fn disturb(plan: &Plan, work: &Work, log: &Log, servers: &mut [Server]) -> Audit
         }
         if plan.with_operator {
             let random = Random::from_seed(random.number());
-            let moves_clocks = plan.faketime.is_some();
-            threads.spawn(move || Operator { work, log, servers, change, random, moves_clocks }.run());
+            threads.spawn(move || Operator { work, log, servers, change, random }.run());
         }
         let_pass(plan.lasts);
         poll(VISITS_WITHIN, || (work.unfenced.visits() >= plan.visits_min).then_some(()));

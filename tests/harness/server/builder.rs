@@ -6,7 +6,8 @@ use std::process::ExitStatus;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::{Generation, Server, path_from_env};
+use super::{Generation, Server, WALL_CLOCK, path_from_env};
+use crate::c_library;
 use crate::port::PortLease;
 use crate::work_dir::WorkDir;
 
@@ -25,6 +26,7 @@ pub struct Builder {
     module_args: Vec<String>,
     config: Vec<(String, String)>,
     env: Vec<(String, String)>,
+    wall_clock: Option<i64>,
     role: Role,
     data_from: Option<PathBuf>,
     ready_within: Duration,
@@ -64,6 +66,7 @@ impl Builder {
             module_args: Vec::new(),
             config: Vec::new(),
             env: Vec::new(),
+            wall_clock: None,
             role: Role::Server,
             data_from: None,
             ready_within: READY_WITHIN,
@@ -129,7 +132,19 @@ impl Builder {
         self.without_module()
     }
 
-    /// An environment variable for the server; libfaketime is steered by some.
+    /// Puts the server's wall clock off by so many seconds, from its very start; [`Server::set_wall_clock`] changes it. Its clocks since
+    /// boot stay true.
+    pub fn wall_clock(mut self, offset_s: i64) -> Builder {
+        self.wall_clock = Some(offset_s);
+        self
+    }
+
+    /// On a system that has no timers, only the server's cron.
+    pub fn without_timer(self) -> Builder {
+        self.wall_clock(0).env("NO_TIMER", "yes")
+    }
+
+    /// An environment variable for the server.
     pub fn env(mut self, name: &str, value: &str) -> Builder {
         self.env.push((name.to_owned(), value.to_owned()));
         self
@@ -188,10 +203,19 @@ impl Builder {
         }
         fs::write(dir.path().join("valkey.conf"), self.config_file(&port, bus.as_ref()))
             .expect("cannot write the configuration file");
+        let mut env = self.env.clone();
+        if let Some(offset_s) = self.wall_clock {
+            let clock = dir.path().join(WALL_CLOCK);
+            fs::write(&clock, offset_s.to_ne_bytes()).expect("cannot write the wall clock");
+            let preload = c_library("harness/clocks.c");
+            env.extend([("LD_PRELOAD", preload), ("WALL_CLOCK", clock)].map(|(name, path)| {
+                (name.to_owned(), path.to_str().expect("a target directory has a name in UTF-8").to_owned())
+            }));
+        }
         let server = Server {
             binary: self.binary.clone().unwrap_or_else(|| self.generation.binary()),
             role: self.role,
-            env: self.env.clone(),
+            env,
             ready_within: self.ready_within,
             panics_allowed: self.panics_allowed,
             process: Mutex::new(None),

@@ -12,6 +12,7 @@ mod tests;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +41,9 @@ const READY: &str = "Ready to accept connections";
 const READY_SENTINEL: &str = "Sentinel ID is";
 /// What no log may contain: a Rust panic, be it caught or not; a failed assertion; a crash; a sanitizer's report.
 const ALARMS: [&str; 4] = ["panicked at", "ASSERTION FAILED", "BUG REPORT START", "AddressSanitizer"];
+
+/// The file in a server's directory that says how far its wall clock is off; see `clocks.c`.
+const WALL_CLOCK: &str = "wall-clock";
 
 /// Which of the supported servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +272,18 @@ impl Server {
     #[track_caller]
     pub fn sigcont(&self) {
         self.signal(Signal::SIGCONT);
+    }
+
+    /// Sets the wall clock of a server that was built with one ([`Builder::wall_clock`]): off by so many seconds from the true time.
+    ///
+    /// # Panics
+    /// If it was built without.
+    #[track_caller]
+    pub fn set_wall_clock(&self, offset_s: i64) {
+        // In place: the server has the file in its memory.
+        let clock = OpenOptions::new().write(true).open(self.dir().join(WALL_CLOCK));
+        let set = clock.and_then(|clock| clock.write_all_at(&offset_s.to_ne_bytes(), 0));
+        set.expect("the server was built with a wall clock");
     }
 
     /// Asks it to shut down (SIGTERM) and does not wait; [`Server::wait_exit`] does.
