@@ -1,5 +1,6 @@
 //! Waiters in numbers: many at once, many times, and for a while.
 
+use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use flock_tests::cpu::{main_thread_cpu, resident_bytes, used_memory};
@@ -19,6 +20,7 @@ on_own_servers![
     connections_are_served_once_in_order,
     releases_racing_with_requests_lose_no_wakeup,
     waits_that_end_in_every_way_leave_nothing_behind,
+    threads_for_input_leave_the_module_to_the_main_thread,
 ];
 
 fn idle_waiters_cost_nothing(builder: Builder) {
@@ -100,6 +102,36 @@ fn releases_racing_with_requests_lose_no_wakeup(builder: Builder) {
         assert!(start.elapsed() < HANDOFF_WITHIN, "round {round} took {:?}", start.elapsed());
         std::mem::swap(&mut holder, &mut next);
     }
+}
+
+fn threads_for_input_leave_the_module_to_the_main_thread(builder: Builder) {
+    // The state has no lock around it: it opens on one thread only. With threads that read and write for it the server still runs commands
+    // and callbacks on its main thread, or this counts a panic.
+    let server = builder.config("io-threads", 4).start();
+    let mut random = Random::new();
+    let each = rounds(200, 20_000);
+    scope(|threads| {
+        for number in 0..16 {
+            let (server, mut random) = (&server, Random::from_seed(random.number()));
+            threads.spawn(move || {
+                let mut conn = server.connect(Protocol::Resp2);
+                let owner = format!("owner {number}");
+                for _ in 0..each {
+                    let key = random.pick(&["a", "b", "c"]);
+                    // Also a batch that the threads read as one.
+                    conn.send(&args!["FLOCK.ACQUIRE", key, owner, LEASE_MS, "BLOCK", 0]);
+                    conn.send(&args!["FLOCK.RENEW", key, owner, LEASE_MS]);
+                    conn.send(&args!["FLOCK.RELEASE", key, owner]);
+                    conn.recv().as_token();
+                    assert_eq!((conn.recv(), conn.recv()), (Reply::Int(1), Reply::Int(1)));
+                }
+            });
+        }
+    });
+    let info = server.info("flock");
+    assert_eq!(info.number("flock_panics_caught"), 0);
+    assert_eq!((info.number("flock_held"), info.number("flock_waiters")), (0, 0));
+    assert_eq!(info.number("flock_grants"), i64::try_from(16 * each).expect("a number of rounds fits"));
 }
 
 /// So many wait at once.

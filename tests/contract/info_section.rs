@@ -20,6 +20,8 @@ on_own_servers![
     histograms_count_every_hold_and_wait,
     lateness_is_measured,
     crash_report_has_the_counters,
+    commands_are_in_the_servers_statistics,
+    waiting_counts_as_no_slowness,
 ];
 
 /// Each end of the change of one field: what it was, what it is.
@@ -202,4 +204,35 @@ fn crash_report_has_the_counters(builder: Builder) {
     let log = server.log();
     assert!(log.contains("flock_held:1"), "{log}");
     assert!(log.contains("BUG REPORT END"), "{log}");
+}
+
+fn commands_are_in_the_servers_statistics(builder: Builder) {
+    // INFO commandstats and LATENCY HISTOGRAM: what monitors read of any command.
+    let server = builder.start();
+    let mut conn = server.connect(Protocol::Resp3);
+    hold(&mut conn, "k", "alice");
+    assert!(conn.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS]).is_nil());
+    release(&mut conn, "k", "alice");
+    assert!(server.info("commandstats").text("cmdstat_FLOCK.ACQUIRE").starts_with("calls=2,"));
+    let histogram = conn.cmd(&["LATENCY", "HISTOGRAM", "FLOCK.ACQUIRE", "FLOCK.RELEASE"]);
+    assert_eq!(histogram.field("FLOCK.ACQUIRE").field("calls"), &Reply::Int(2), "{histogram}");
+    assert_eq!(histogram.field("FLOCK.RELEASE").field("calls"), &Reply::Int(1), "{histogram}");
+}
+
+fn waiting_counts_as_no_slowness(builder: Builder) {
+    // A request that waits for long takes the server no time: it must not fill the slow log, nor be a latency spike.
+    let server = builder.config("slowlog-log-slower-than", 500_000).config("latency-monitor-threshold", 500).start();
+    let mut conn = server.connect(Protocol::Resp2);
+    hold(&mut conn, "k", "alice");
+    let mut bob = waiter(&server, Protocol::Resp2, "k", "bob");
+    let mut carol = server.connect(Protocol::Resp2);
+    assert!(carol.cmd(&args!["FLOCK.ACQUIRE", "k", "carol", LEASE_MS, "BLOCK", 700]).is_nil());
+    release(&mut conn, "k", "alice");
+    bob.recv().as_token();
+    let slow = conn.cmd(&["SLOWLOG", "GET", "-1"]);
+    let commands = slow.as_array().iter().map(|entry| entry.as_array()[3].as_array()[0].as_str().to_owned());
+    assert!(!commands.collect::<Vec<_>>().contains(&"FLOCK.ACQUIRE".to_owned()), "{slow}");
+    let spikes = conn.cmd(&["LATENCY", "LATEST"]);
+    let events: Vec<_> = spikes.as_array().iter().map(|event| event.as_array()[0].as_str()).collect();
+    assert!(!events.contains(&"command") && !events.contains(&"fast-command"), "{spikes}");
 }

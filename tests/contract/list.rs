@@ -12,6 +12,7 @@ use flock_tests::wait::wait_until;
 use flock_tests::{on_own_servers, on_shared_servers};
 
 use crate::lock_view::waiting;
+use crate::scene::hold;
 
 on_shared_servers![
     held_lock_is_listed,
@@ -36,6 +37,7 @@ on_own_servers![
     match_agrees_with_keys_on_random_patterns,
     replica_lists_the_same,
     flushed_locks_are_not_listed,
+    scan_finds_locks_by_their_type,
 ];
 
 /// All entries that match, over as many pages as it takes.
@@ -334,4 +336,16 @@ fn flushed_locks_are_not_listed(builder: Builder) {
         assert_eq!(conn.cmd(&args!["FLUSHALL", mode]), Reply::ok());
         assert_eq!(keys(&mut conn, &[]), [""; 0], "{mode}");
     }
+}
+
+fn scan_finds_locks_by_their_type(builder: Builder) {
+    // What an administrator has for any type: TYPE, SCAN ... TYPE, OBJECT ENCODING.
+    let server = builder.start();
+    let mut conn = server.connect(Protocol::Resp2);
+    conn.cmd(&["SET", "other", "x"]);
+    hold(&mut conn, "k", "alice");
+    assert_eq!(conn.cmd(&["TYPE", "k"]), Reply::Simple("flocklock".into()));
+    let scan = conn.cmd(&["SCAN", "0", "COUNT", "100", "TYPE", "flocklock"]);
+    assert_eq!(scan.as_array()[1].as_array(), [Reply::bulk("k")], "{scan}");
+    assert_eq!(conn.cmd(&["OBJECT", "ENCODING", "k"]), Reply::bulk("raw"));
 }

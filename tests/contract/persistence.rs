@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use flock_tests::args;
+use flock_tests::args::encode;
 use flock_tests::on_own_servers;
 use flock_tests::random::Random;
 use flock_tests::reply::Reply;
@@ -47,6 +48,10 @@ on_own_servers![
     snapshot_passes_the_servers_checker,
     append_only_file_passes_the_servers_checker,
     value_with_a_token_far_ahead_is_refused,
+    snapshot_of_the_first_version_loads,
+    append_only_file_of_the_first_version_loads,
+    snapshot_without_a_lock_loads_without_the_module,
+    requests_in_an_append_only_file_grant_and_block_nothing,
 ];
 
 const REWRITE: &[&str] = &["BGREWRITEAOF"];
@@ -641,4 +646,100 @@ fn append_only_file_passes_the_servers_checker(builder: Builder) {
     write(&server, REWRITE);
     hold(&mut server.connect(Protocol::Resp2), "after", "alice");
     check(&server, "valkey-check-aof", "appendonlydir/appendonly.aof.manifest");
+}
+
+/// Files that version 0.1.0 wrote on Valkey 8.0.1, the oldest server, on another machine. They are never written anew: whatever a later
+/// version writes, it must read these. (How they came about: `tests/fixtures/README.md`.)
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// Everything that the fixtures have in them. On this boot their leases begin when they are loaded.
+#[track_caller]
+fn assert_fixture_is_loaded(server: &Server) {
+    let mut conn = server.connect(Protocol::Resp3);
+    let mut tokens = Vec::new();
+    for (key, owners) in [
+        ("plain", &["alice"][..]),
+        ("every option", &["alice"]),
+        ("readers", &["alice", "bob", "carol"]),
+        ("converted", &["alice"]),
+        ("bytes \r\n.", &["o\tw\r\ner"]),
+    ] {
+        let info = conn.cmd(&args!["FLOCK.INFO", key]);
+        let entries = info.field("holders").as_array().to_vec();
+        let held_by: Vec<_> = entries.iter().map(|entry| entry.field("owner").as_str()).collect();
+        assert_eq!(held_by, owners, "{key}");
+        for entry in &entries {
+            let left = entry.field("left_ms").as_int();
+            assert!((80_000_000..=86_400_000).contains(&left), "{key}: {entry}");
+            let token = entry.field("token").as_token();
+            assert_eq!(conn.cmd(&args!["FLOCK.CHECK", key, token]), Reply::Int(1), "{key}");
+            tokens.push(token);
+        }
+    }
+    let all = holder(&mut conn, "every option", "alice");
+    assert_eq!(all.field("label").as_str(), "nightly run");
+    assert_eq!(all.field("ids").as_array(), ["1", "2"].map(Reply::bulk));
+    assert_eq!(conn.cmd(&["FLOCK.INFO", "every option"]).field("mode").as_str(), "shared");
+    conn.cmd(&["SELECT", "3"]);
+    assert_eq!(holders(&mut conn, "elsewhere"), ["alice"]);
+    let next = hold(&mut conn, "next", "alice");
+    assert!(tokens.iter().all(|token| *token < next), "{next} after {tokens:?}");
+    release(&mut conn, "elsewhere", "alice");
+}
+
+fn snapshot_of_the_first_version_loads(builder: Builder) {
+    // C10, S11. An upgrade must not lose what is held.
+    let mut server = builder.start();
+    server.kill9();
+    fs::copy(fixture("0.1.0.rdb"), server.dir().join("dump.rdb")).expect("the fixture can be copied");
+    server.start_again();
+    assert_fixture_is_loaded(&server);
+}
+
+fn append_only_file_of_the_first_version_loads(builder: Builder) {
+    // C10. The same of the commands in which changes are written; here no snapshot comes first.
+    let mut server = builder.appendonly().config("aof-use-rdb-preamble", "no").start();
+    server.kill9();
+    let folder = server.dir().join("appendonlydir");
+    fs::remove_dir_all(&folder).and_then(|()| fs::create_dir(&folder)).expect("the folder can be emptied");
+    fs::copy(fixture("0.1.0.aof"), folder.join("appendonly.aof.1.incr.aof")).expect("the fixture can be copied");
+    let manifest = "file appendonly.aof.1.incr.aof seq 1 type i\n";
+    fs::write(folder.join("appendonly.aof.manifest"), manifest).expect("a manifest can be written");
+    server.start_again();
+    assert_fixture_is_loaded(&server);
+}
+
+fn snapshot_without_a_lock_loads_without_the_module(builder: Builder) {
+    // Whoever only tried the module, and never took a lock, can do without it again: its counter is not in the file then.
+    let mut server = builder.start();
+    let mut conn = server.connect(Protocol::Resp2);
+    conn.cmd(&["SET", "other", "x"]);
+    assert_eq!(conn.cmd(&["FLOCK.INFO", "k"]), Reply::Nil);
+    assert_eq!(conn.cmd(&["SAVE"]), Reply::ok());
+    server.kill9();
+    let plain = builder.without_module().copy_data_from(&server).start();
+    assert_eq!(plain.connect(Protocol::Resp2).cmd(&["GET", "other"]), Reply::bulk("x"));
+}
+
+fn requests_in_an_append_only_file_grant_and_block_nothing(builder: Builder) {
+    // The file's client is nobody who can wait: to block it ends the server, or the load never ends. A request is no effect, so it is
+    // refused; what follows it is loaded.
+    let mut server = builder.appendonly().config("aof-use-rdb-preamble", "no").start();
+    let mut conn = server.connect(Protocol::Resp2);
+    let token = hold(&mut conn, "k", "alice");
+    server.kill9();
+    let file = server.dir().join("appendonlydir/appendonly.aof.1.incr.aof");
+    let mut bytes = fs::read(&file).expect("the file can be read");
+    bytes.extend(encode(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 0]));
+    bytes.extend(encode(&args!["FLOCK.ACQUIRE", "free", "bob", LEASE_MS]));
+    bytes.extend(encode(&args!["SET", "afterwards", "x"]));
+    fs::write(&file, bytes).expect("the file can be written");
+    server.start_again();
+    let mut conn = server.connect(Protocol::Resp2);
+    assert_eq!(conn.cmd(&["EXISTS", "afterwards"]), Reply::Int(1));
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "k", token]), Reply::Int(1));
+    assert_eq!(conn.cmd(&["FLOCK.INFO", "free"]), Reply::Nil);
+    assert_eq!(server.info("flock").number("flock_blocked_clients"), 0);
 }

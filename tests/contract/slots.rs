@@ -7,7 +7,7 @@ use flock_tests::reply::Reply;
 use flock_tests::resp::{Conn, Protocol};
 use flock_tests::server::{Builder, Generation, Info, Server};
 use flock_tests::subscriber::Subscriber;
-use flock_tests::topology::Cluster;
+use flock_tests::topology::{Cluster, wait_in_step};
 use flock_tests::wait::wait_until;
 use flock_tests::{args, on_own_servers};
 
@@ -19,6 +19,8 @@ on_own_servers![
     lease_of_a_slot_that_is_not_here_yet_is_not_ended,
     tokens_rise_in_a_moved_slot,
     channel_must_be_in_the_keys_slot,
+    failover_of_a_cluster_ends_waits,
+    waiter_hears_that_the_cluster_is_down,
 ];
 
 /// How long a migration of a nearly empty slot may take.
@@ -236,4 +238,34 @@ fn channel_must_be_in_the_keys_slot(builder: Builder) {
         |channel: &str| args!["FLOCK.ACQUIRE", "{k}1", "alice", LEASE_MS, "QUEUE", 1000, "CHANNEL", channel].to_vec();
     assert_eq!(conn.cmd(&queue("elsewhere")).error_code(), Some("CROSSSLOT"));
     conn.cmd(&queue("{k}client")).as_token();
+}
+
+fn failover_of_a_cluster_ends_waits(builder: Builder) {
+    // In cluster mode the server itself tells none of a module's waiters that its node is a replica now: they would wait for ever.
+    let mut cluster = Cluster::start(&builder, 1);
+    let replica = cluster.add_replica(&builder, 0);
+    let mut conn = cluster.nodes[0].connect(Protocol::Resp2);
+    let token = conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS]).as_token();
+    let mut bob = waiter(&cluster.nodes[0], Protocol::Resp2, "k", "bob");
+    wait_in_step(&cluster.nodes[0], &cluster.nodes[replica]);
+    let mut promoted = cluster.nodes[replica].connect(Protocol::Resp2);
+    assert_eq!(promoted.cmd(&["CLUSTER", "FAILOVER"]), Reply::ok());
+    assert_eq!(bob.recv().error_code(), Some("UNBLOCKED"));
+    wait_until("the replica has taken over", MIGRATED_WITHIN, || {
+        promoted.cmd(&args!["FLOCK.CHECK", "k", token]) == Reply::Int(1)
+    });
+    assert_eq!(promoted.cmd(&args!["FLOCK.RELEASE", "k", "alice"]), Reply::Int(1));
+    assert!(promoted.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS]).as_token() > token);
+}
+
+fn waiter_hears_that_the_cluster_is_down(builder: Builder) {
+    // For lack of any one slot a cluster serves none: nothing can be granted, and nobody knows for how long.
+    let cluster = Cluster::start(&builder, 1);
+    let node = &cluster.nodes[0];
+    let mut conn = node.connect(Protocol::Resp2);
+    conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS]).as_token();
+    let mut bob = waiter(node, Protocol::Resp2, "k", "bob");
+    let other = conn.cmd(&["CLUSTER", "KEYSLOT", "another"]).as_int();
+    assert_eq!(conn.cmd(&args!["CLUSTER", "DELSLOTS", other]), Reply::ok());
+    assert_eq!(bob.recv().error_code(), Some("CLUSTERDOWN"));
 }
