@@ -7,6 +7,7 @@ use flock_core::deadlines::DURATION_MAX;
 use flock_core::request::Limits;
 use flock_core::time::Millis;
 use flock_core::wire;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const DURATION_MAX_MS: i64 = DURATION_MAX.as_ms() as i64;
 const DAY_MS: i64 = 24 * 3600 * 1000;
@@ -79,9 +80,18 @@ pub(crate) fn promotion_grace() -> Millis {
     millis(&PROMOTION_GRACE_MS)
 }
 
-/// The server may evict held locks: the operator must hear of it.
+static EVICTS_LOCKS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server's `maxmemory-policy` lets it evict held locks.
+pub(crate) fn evicts_locks() -> bool {
+    EVICTS_LOCKS.load(Ordering::Relaxed)
+}
+
+/// If the server may evict held locks the operator must hear of it. Asked at the start, and whenever the policy is set.
 pub(crate) fn warn_of_eviction(ctx: &Ctx<'_>) {
-    if let Some(policy) = eviction_policy(ctx).filter(|policy| policy.starts_with("allkeys")) {
+    let policy = eviction_policy(ctx).filter(|policy| policy.starts_with("allkeys"));
+    EVICTS_LOCKS.store(policy.is_some(), Ordering::Relaxed);
+    if let Some(policy) = policy {
         ctx.log(
             LogLevel::Warning,
             &format!(

@@ -3,7 +3,7 @@
 use crate::ffi::barrier::panics_caught;
 use crate::ffi::info::InfoWriter;
 use crate::state::{self, with_table};
-use crate::{blocking, turn};
+use crate::{blocking, config, turn};
 use flock_core::Table;
 use flock_core::stats::Histogram;
 use std::ffi::CStr;
@@ -66,6 +66,7 @@ fn locks(writer: &mut InfoWriter<'_>, table: &Table) {
         (c"revoked", stats.revoked),
         (c"removed", stats.removed),
         (c"put_back", stats.put_back),
+        (c"evictable", u64::from(config::evicts_locks())),
         (c"undelivered", stats.undelivered),
         (c"busy", stats.busy),
         (c"timed_out", stats.timed_out),

@@ -5,7 +5,7 @@ use flock_tests::cpu::used_memory;
 use flock_tests::on_own_servers;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
-use flock_tests::server::Builder;
+use flock_tests::server::{Builder, Server};
 use flock_tests::wait::wait_until;
 
 use crate::scene::{LEASE_MS, hold, long_tier, release, waiter};
@@ -114,11 +114,14 @@ fn policy_that_evicts_locks_is_warned_of(builder: Builder) {
     let warning = "may evict held locks";
     let early = builder.clone().config("maxmemory-policy", "allkeys-lru").start();
     assert!(early.log().contains(warning), "{}", early.log());
+    let evictable = |server: &Server| server.info("flock").number("flock_evictable");
+    assert_eq!(evictable(&early), 1);
     let late = builder.start();
     assert!(!late.log().contains(warning), "{}", late.log());
-    let set = args!["CONFIG", "SET", "maxmemory-policy", "allkeys-random"];
-    assert_eq!(late.connect(Protocol::Resp2).cmd(&set), Reply::ok());
+    let set = |policy| late.connect(Protocol::Resp2).cmd(&args!["CONFIG", "SET", "maxmemory-policy", policy]);
+    assert_eq!((evictable(&late), set("allkeys-random")), (0, Reply::ok()));
     wait_until("it is logged", ANSWER_WITHIN, || late.log().contains(warning));
+    assert_eq!((evictable(&late), set("noeviction"), evictable(&late)), (1, Reply::ok(), 0));
 }
 
 fn policy_that_spares_locks_is_not_warned_of(builder: Builder) {
