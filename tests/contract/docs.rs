@@ -357,6 +357,15 @@ fn every_guarantee_names_a_test() {
 }
 
 #[test]
+fn every_trap_names_a_test() {
+    // Knowledge that nothing checks is forgotten at the next change.
+    let page = Page::read("docs/TRAPS.md");
+    for row in page.sections().into_iter().flat_map(|section| page.table(section)) {
+        assert!(row.last().is_some_and(|tests| tests.contains(".rs::")), "no test falls for: {}", row[0]);
+    }
+}
+
+#[test]
 fn links_lead_somewhere() {
     let mut complaints = Vec::new();
     for page in Page::all() {

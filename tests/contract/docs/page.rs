@@ -81,6 +81,13 @@ impl Page {
         }
     }
 
+    /// The headings of the second level.
+    pub(super) fn sections(&self) -> Vec<&str> {
+        let headings: Vec<_> = self.prose().filter_map(|(_, line)| line.strip_prefix("## ")).collect();
+        assert!(!headings.is_empty(), "{} has no sections", self.path);
+        headings
+    }
+
     /// The cells of the first table of a section, without its head.
     #[track_caller]
     pub(super) fn table(&self, heading: &str) -> Vec<Vec<String>> {
