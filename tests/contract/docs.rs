@@ -357,6 +357,17 @@ fn every_guarantee_names_a_test() {
 }
 
 #[test]
+fn every_limit_names_a_test() {
+    // What is not promised is part of the promise: whoever reads that it is so may see it.
+    let page = Page::read("docs/GUARANTEES.md");
+    for (section, mark) in [("What FLOCK cannot give you", "\n**"), ("Time", "\n* ")] {
+        for limit in page.section(section).split(mark).filter(|limit| !limit.trim().is_empty()) {
+            assert!(limit.contains(".rs::") || limit.contains("](#"), "nothing shows this: {limit}");
+        }
+    }
+}
+
+#[test]
 fn every_trap_names_a_test() {
     // Knowledge that nothing checks is forgotten at the next change.
     let page = Page::read("docs/TRAPS.md");

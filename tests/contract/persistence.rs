@@ -51,6 +51,7 @@ on_own_servers![
     snapshot_of_the_first_version_loads,
     append_only_file_of_the_first_version_loads,
     snapshot_without_a_lock_loads_without_the_module,
+    time_to_live_that_is_over_at_a_start_frees_the_lock,
     requests_in_an_append_only_file_grant_and_block_nothing,
 ];
 
@@ -721,6 +722,22 @@ fn snapshot_without_a_lock_loads_without_the_module(builder: Builder) {
     server.kill9();
     let plain = builder.without_module().copy_data_from(&server).start();
     assert_eq!(plain.connect(Protocol::Resp2).cmd(&["GET", "other"]), Reply::bulk("x"));
+}
+
+fn time_to_live_that_is_over_at_a_start_frees_the_lock(builder: Builder) {
+    // While it runs the server puts such a lock back. What it does not load it cannot put back: nobody must believe otherwise.
+    let mut server = builder.start();
+    let mut conn = server.connect(Protocol::Resp2);
+    let token = hold(&mut conn, "k", "alice");
+    assert_eq!(conn.cmd(&args!["PEXPIRE", "k", 300]), Reply::Int(1));
+    assert_eq!(conn.cmd(&["SAVE"]), Reply::ok());
+    let_pass(Duration::from_millis(400));
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "k", token]), Reply::Int(1));
+    server.kill9();
+    server.start_again();
+    let mut conn = server.connect(Protocol::Resp2);
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "k", token]), Reply::Int(0));
+    assert!(hold(&mut conn, "k", "bob") > token);
 }
 
 fn requests_in_an_append_only_file_grant_and_block_nothing(builder: Builder) {

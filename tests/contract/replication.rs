@@ -750,6 +750,7 @@ fn isolated_primary_hands_nothing_over(builder: Builder) {
     servers.replicas[0].kill9();
     bob.expect_silence(Duration::from_millis(700));
     assert_eq!(conn.cmd(&args!["FLOCK.ACQUIRE", "other", "carol", LEASE_MS]).error_code(), Some("NOREPLICAS"));
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "k", 1]).error_code(), Some("NOREPLICAS"));
     assert_eq!(conn.cmd(&["CONFIG", "SET", "min-replicas-to-write", "0"]), Reply::ok());
     bob.recv().as_token();
 }
