@@ -34,9 +34,11 @@ use crate::engine::{Engine, Errand};
 use crate::error::{AcquireError, ServerError};
 use crate::hold::{Grant, Hold, Keeping, Name, Session};
 use crate::jitter::Backoff;
+use crate::keepalive::is_asked_elsewhere;
 use crate::link::{CallError, Pulse};
 use crate::observe::{self, Acquisition, Holding};
 use crate::replicas::Acknowledgement;
+use crate::shard_channel::Inbox;
 use crate::waiters::{News, Waiter};
 use crate::wire::{self, Acquired};
 
@@ -83,6 +85,8 @@ pub(crate) struct Request {
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
     pub(crate) engine: Arc<Engine>,
+    /// Where its loss is told.
+    _inbox: Inbox,
 }
 
 impl Drop for Held {
@@ -135,11 +139,12 @@ async fn acquire_in(
         None => return Err(attempt.at_deadline()),
     };
     let Some(asked) = acknowledgement else { return Ok(Some(held)) };
+    let node = held.engine.node(&held.hold.name.key);
     let acknowledged = tokio::select! {
         biased;
         _ = closing.wait_for(|closing| *closing) => Err(AcquireError::ShutDown),
         Some(reason) = held.hold.lost() => Err(AcquireError::Lost { key: held.hold.name.key.to_vec(), reason }),
-        acknowledged = held.engine.replicas.acknowledge(&held.engine, &held.hold, asked) => acknowledged,
+        acknowledged = node.replicas.acknowledge(&held.engine, &held.hold, asked) => acknowledged,
     };
     if acknowledged.is_err() {
         // Who reads the error finds the lock free, if the server answers.
@@ -161,6 +166,8 @@ enum Step {
     Found(Grant),
     Busy,
     Queued,
+    /// At a node that does not serve the slot yet: nobody tells how it goes on.
+    Between,
     Again,
 }
 
@@ -171,8 +178,9 @@ struct Attempt {
     lease: Millis,
     claim: Option<Millis>,
     waiter: Arc<Waiter>,
+    inbox: Inbox,
     backoff: Backoff,
-    /// Another client asks in the name of the same owner.
+    /// Another client asks in the name of the same owner, or the slot is between two nodes.
     contested: Backoff,
     /// Just before the first request was sent.
     first_sent: Option<Time>,
@@ -205,6 +213,7 @@ impl Attempt {
         let claim = Some(millis(engine.claim)).filter(|claim| *claim < lease && id.is_none());
         Self {
             waiter: engine.parties.wait(number, shared),
+            inbox: engine.nodes.inbox(&key),
             claim,
             engine,
             request,
@@ -235,7 +244,7 @@ impl Attempt {
         loop {
             match self.ask(Wait::No).await? {
                 Step::Found(found) => return Ok(Some(found)),
-                Step::Busy | Step::Queued => return Ok(None),
+                Step::Busy | Step::Queued | Step::Between => return Ok(None),
                 Step::Again => self.pause().await,
             }
         }
@@ -246,7 +255,7 @@ impl Attempt {
         loop {
             match self.ask(Wait::No).await? {
                 Step::Found(found) => return Ok(found),
-                Step::Busy | Step::Queued => sleep(delay.next(&self.engine.jitter)).await,
+                Step::Busy | Step::Queued | Step::Between => sleep(delay.next(&self.engine.jitter)).await,
                 Step::Again => self.pause().await,
             }
         }
@@ -255,7 +264,7 @@ impl Attempt {
     async fn queue(&mut self, deadline: Option<Instant>) -> Result<Grant, AcquireError> {
         let waiter = Arc::clone(&self.waiter);
         loop {
-            let epochs = (self.engine.messages.epoch(), self.engine.commands.epoch());
+            let epochs = (self.inbox.epoch(), self.engine.nodes.commands_epoch());
             let session = self.request.session.is_some();
             let left = deadline.map_or(QUEUED_MAX, |deadline| deadline - Instant::now() + SERVER_WAITS_LONGER);
             let wait = Wait::Queue(millis(left.min(QUEUED_MAX)));
@@ -271,14 +280,17 @@ impl Attempt {
                     self.pause().await;
                     continue;
                 }
+                Ok(Step::Between) => {
+                    sleep(self.contested.next(&self.engine.jitter)).await;
+                    continue;
+                }
                 Ok(Step::Queued) => {
-                    let engine = Arc::clone(&self.engine);
                     let again = self.engine.jitter.around(ASK_AGAIN);
                     tokio::select! {
                         biased;
                         news = waiter.news() => news,
-                        () = engine.messages.newer_than(epochs.0) => continue, // a message may have been lost between
-                        () = engine.commands.newer_than(epochs.1), if session => continue, // it has died with the last
+                        () = self.inbox.newer_than(epochs.0) => continue, // a message may have been lost between
+                        () = self.engine.nodes.commands_newer_than(epochs.1), if session => continue, // it has died with the last
                         () = sleep(again) => continue,
                     }
                 }
@@ -329,7 +341,7 @@ impl Attempt {
             mode: self.request.mode,
             limit: self.request.limit,
             wait,
-            channel: (!self.request.polls).then_some(self.engine.channel.as_bytes()),
+            channel: (!self.request.polls).then_some(self.inbox.channel()),
             floor: self.request.floor.map(Token::get),
             claim: self.claim,
             session: self.request.session.map(millis),
@@ -338,7 +350,8 @@ impl Attempt {
             ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
         let engine = Arc::clone(&self.engine);
-        let up = match engine.commands.up().await {
+        let node = engine.node(&self.name.key);
+        let up = match node.commands.up().await {
             Ok(up) => up,
             Err(error) => return self.without_answer(error),
         };
@@ -346,7 +359,9 @@ impl Attempt {
         let unanswered = std::mem::replace(&mut self.unanswered, true);
         self.first_sent.get_or_insert(engine.clock.now());
         self.requests += 1;
-        match engine.commands.call_over(up, &command, wire::acquired).await {
+        let answer = node.commands.call_over(up, &command, wire::acquired).await;
+        let is_between = answer.as_ref().is_err_and(is_asked_elsewhere);
+        match engine.follow(answer, &command, wire::acquired).await {
             Ok(answer) => {
                 self.unanswered = unanswered;
                 self.pulse = Some(answer.pulse);
@@ -367,7 +382,7 @@ impl Attempt {
                     }
                     Acquired::Queued => {
                         self.others_hold = true;
-                        Ok(Step::Queued)
+                        Ok(if is_between { Step::Between } else { Step::Queued })
                     }
                 }
             }
@@ -391,7 +406,7 @@ impl Attempt {
         loop {
             let Name { key, owner, .. } = &self.name;
             let request = flock_core::Renew { key, owner, lease: self.lease, token: Some(token) };
-            match engine.commands.call(&wire::command(&request), wire::yes_or_no).await {
+            match engine.call(key, &wire::command(&request), wire::yes_or_no).await {
                 Ok(answer) => {
                     self.pulse = Some(answer.pulse);
                     let believed_until = believed_until(answer.sent, self.lease);
@@ -454,7 +469,7 @@ impl Attempt {
             engine.tell_loss(&hold, reason);
         }
         engine.keepalive.keep(&engine, &hold);
-        Held { hold, engine }
+        Held { hold, engine, _inbox: self.inbox.clone() }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::error::{ServerError, Source};
 use crate::jitter::Backoff;
 use crate::link::CallError;
+use crate::nodes::Node;
 use crate::wire;
 
 const RETRY_FIRST: Duration = Duration::from_millis(10);
@@ -146,11 +147,16 @@ pub struct HeldLock {
     pub remaining: Duration,
 }
 
-/// The numbers of `INFO flock`, by name. Counters count from the start of the server.
+/// The numbers of `INFO flock`, by name. Counters count from the start of the server. Of a cluster, they are those of all primaries
+/// together: counts are added up; of tokens and of delays the highest is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     fields: BTreeMap<String, String>,
 }
+
+/// What is not added up.
+const HIGHEST: [&str; 5] =
+    ["flock_counter", "flock_mark", "flock_lead_over_clock", "flock_lateness_last_us", "flock_lateness_max_us"];
 
 impl Stats {
     /// A field as it came, as `flock_wait_ms` with its `lt_8=3`; none if the server has no such field.
@@ -165,10 +171,36 @@ impl Stats {
         self.get(name)?.parse().ok()
     }
 
+    /// Those of another server, too.
+    fn add(&mut self, other: Self) {
+        for (name, theirs) in other.fields {
+            let together = self.get(&name).map(|ours| combined(&name, ours, &theirs));
+            self.fields.insert(name, together.unwrap_or(theirs));
+        }
+    }
+
     /// All fields, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
+}
+
+/// A number, or a list as `lt_1=2,lt_8=3`, of two servers.
+fn combined(name: &str, ours: &str, theirs: &str) -> String {
+    if let (Ok(ours), Ok(theirs)) = (ours.parse::<i64>(), theirs.parse::<i64>()) {
+        let both = if HIGHEST.contains(&name) { ours.max(theirs) } else { ours.saturating_add(theirs) };
+        return both.to_string();
+    }
+    let entries = |list| str::split(list, ',').filter_map(|entry| entry.split_once('='));
+    let mut both: Vec<(&str, i64)> = Vec::new();
+    for (entry, count) in entries(ours).chain(entries(theirs)) {
+        let count = count.parse().unwrap_or(0);
+        match both.iter_mut().find(|(known, _)| *known == entry) {
+            Some((_, sum)) => *sum += count,
+            None => both.push((entry, count)),
+        }
+    }
+    both.iter().map(|(entry, count)| format!("{entry}={count}")).collect::<Vec<_>>().join(",")
 }
 
 /// The held locks of the server, page by page; see [`Flock::list`].
@@ -179,8 +211,9 @@ pub struct Locks {
     pattern: Box<[u8]>,
     owner: Option<Box<[u8]>>,
     page_size: u32,
-    /// None at the end.
-    cursor: Option<u32>,
+    cursor: u32,
+    /// The servers that have more, the next one last; none before the first page.
+    servers: Option<Vec<Arc<Node>>>,
 }
 
 impl Locks {
@@ -205,11 +238,16 @@ impl Locks {
     /// # Cancel safety
     /// Dropping the future loses no page.
     pub async fn next_page(&mut self) -> Result<Option<Vec<HeldLock>>, AdminError> {
-        let Some(cursor) = self.cursor else { return Ok(None) };
+        let servers = self.servers.get_or_insert_with(|| self.flock.engine().nodes.all());
+        let Some(server) = servers.last() else { return Ok(None) };
         let pattern = Some(&*self.pattern).filter(|pattern| *pattern != b"*");
-        let request = List { cursor, count: self.page_size, pattern, owner: self.owner.as_deref() };
-        let (next, page) = self.flock.look(wire::command(&request), read_page).await?;
-        self.cursor = Some(next).filter(|next| *next != 0);
+        let request = List { cursor: self.cursor, count: self.page_size, pattern, owner: self.owner.as_deref() };
+        let asked = Asked::Server(Arc::clone(server));
+        let (next, page) = self.flock.look(asked, wire::command(&request), read_page).await?;
+        self.cursor = next;
+        if next == 0 {
+            servers.pop();
+        }
         Ok(Some(page))
     }
 
@@ -238,14 +276,15 @@ impl Flock {
     /// Dropping the future has no effect: nothing is changed.
     pub async fn info(&self, key: impl AsRef<[u8]>, waiters_max: u32) -> Result<Option<LockInfo>, AdminError> {
         let request = Info { key: key.as_ref(), limit: waiters_max };
-        self.look(wire::command(&request), read_info).await
+        self.look(Asked::ServerOf(request.key.into()), wire::command(&request), read_info).await
     }
 
     /// The held locks whose keys match a glob, as `order:*`; `*` is all. Only the database of the URL, and only keys that this user may
-    /// read. Nothing is asked until a page is.
+    /// read. Nothing is asked until a page is. Of a cluster, those of one primary after the other: a lock whose slot moves meanwhile may be
+    /// shown twice, or not.
     pub fn list(&self, pattern: impl AsRef<[u8]>) -> Locks {
         let page_size = List::default().count;
-        Locks { flock: self.clone(), pattern: pattern.as_ref().into(), owner: None, page_size, cursor: Some(0) }
+        Locks { flock: self.clone(), pattern: pattern.as_ref().into(), owner: None, page_size, cursor: 0, servers: None }
     }
 
     /// Ends all holds of a lock, tells their owners, and grants the next in the queue. Returns how many were ended. Waiting requests stay.
@@ -260,7 +299,7 @@ impl Flock {
     /// Dropping the future leaves the holds ended or not.
     pub async fn revoke(&self, key: impl AsRef<[u8]>) -> Result<u64, AdminError> {
         let request = Revoke { key: key.as_ref(), owner: None };
-        self.call(wire::command(&request), number, false).await
+        self.call(Asked::ServerOf(request.key.into()), wire::command(&request), number, false).await
     }
 
     /// The same for one owner's hold only: 1 if it was ended, 0 if this owner has none.
@@ -269,7 +308,7 @@ impl Flock {
     /// As [`Flock::revoke`].
     pub async fn revoke_owner(&self, key: impl AsRef<[u8]>, owner: impl AsRef<[u8]>) -> Result<u64, AdminError> {
         let request = Revoke { key: key.as_ref(), owner: Some(owner.as_ref()) };
-        self.call(wire::command(&request), number, false).await
+        self.call(Asked::ServerOf(request.key.into()), wire::command(&request), number, false).await
     }
 
     /// The server's numbers about locks: `INFO flock`. Their meaning is in the operations guide.
@@ -279,35 +318,57 @@ impl Flock {
     pub async fn stats(&self) -> Result<Stats, AdminError> {
         let mut command = redis::cmd("INFO");
         command.arg("flock");
-        self.look(command, read_stats).await
+        let mut stats = Stats::default();
+        for server in self.engine().nodes.all() {
+            stats.add(self.look(Asked::Server(server), command.clone(), read_stats).await?);
+        }
+        Ok(stats)
     }
 
-    /// One round trip that asks nothing: whether the server is there, and how far away.
+    /// One round trip that asks nothing: whether the server is there, and how far away. In a cluster, one to each primary.
     ///
     /// # Errors, cancel safety
     /// As [`Flock::info`].
     pub async fn ping(&self) -> Result<(), AdminError> {
-        self.look(redis::cmd("PING"), |reply| text(reply).map(drop)).await
+        for server in self.engine().nodes.all() {
+            self.look(Asked::Server(server), redis::cmd("PING"), |reply| text(reply).map(drop)).await?;
+        }
+        Ok(())
     }
 
     /// Asks what changes nothing: again and again, until the operation timeout.
-    async fn look<T: Send + 'static>(&self, command: Cmd, read: fn(&Value) -> Option<T>) -> Result<T, AdminError> {
-        self.call(command, read, true).await
+    async fn look<T: Send + 'static>(
+        &self,
+        asked: Asked,
+        command: Cmd,
+        read: fn(&Value) -> Option<T>,
+    ) -> Result<T, AdminError> {
+        self.call(asked, command, read, true).await
     }
 
     async fn call<T: Send + 'static>(
         &self,
+        asked: Asked,
         command: Cmd,
         read: fn(&Value) -> Option<T>,
         repeatable: bool,
     ) -> Result<T, AdminError> {
         let engine = self.engine();
-        engine.ask(call(Arc::clone(engine), command, read, repeatable)).await.map_err(|_| AdminError::ShutDown)?
+        engine.ask(call(Arc::clone(engine), asked, command, read, repeatable)).await.map_err(|_| AdminError::ShutDown)?
     }
+}
+
+/// Who is asked.
+#[derive(Clone, Debug)]
+enum Asked {
+    /// Whoever has this key, at the time.
+    ServerOf(Box<[u8]>),
+    Server(Arc<Node>),
 }
 
 async fn call<T>(
     engine: Arc<Engine>,
+    asked: Asked,
     command: Cmd,
     read: fn(&Value) -> Option<T>,
     repeatable: bool,
@@ -316,7 +377,11 @@ async fn call<T>(
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
     loop {
         // What cannot be read says nothing about the connection: a later server may answer what we do not know.
-        let error = match engine.commands.call(&command, |reply| Some(read(reply))).await {
+        let answer = match &asked {
+            Asked::ServerOf(key) => engine.call(key, &command, |reply| Some(read(reply))).await,
+            Asked::Server(node) => node.commands.call(&command, |reply| Some(read(reply))).await,
+        };
+        let error = match answer {
             Ok(answer) => return answer.reply.ok_or(AdminError::Unreadable),
             Err(CallError::Server(error)) if !error.is_retryable() => return Err(AdminError::Server(error)),
             Err(CallError::Server(error)) => AdminError::Server(error), // nothing was done
@@ -526,12 +591,14 @@ mod tests {
     async fn answer_that_cannot_be_read_is_told_at_once_and_costs_no_connection() {
         let server = crate::testing::Server::new();
         let flock = server.client().await;
-        let (epoch, begun) = (flock.engine().commands.epoch(), Instant::now());
-        let error = flock.look(redis::cmd("PING"), |_| None::<()>).await.unwrap_err();
+        let node = flock.engine().node(b"k");
+        let (epoch, begun) = (node.commands.epoch(), Instant::now());
+        let asked = Asked::Server(Arc::clone(&node));
+        let error = flock.look(asked, redis::cmd("PING"), |_| None::<()>).await.unwrap_err();
         assert!(matches!(error, AdminError::Unreadable), "{error:?}");
         assert!(begun.elapsed() < Duration::from_millis(100));
         sleep(Duration::from_secs(3)).await;
-        assert_eq!(flock.engine().commands.epoch(), epoch);
+        assert_eq!(node.commands.epoch(), epoch);
     }
 
     #[test]
@@ -549,5 +616,14 @@ mod tests {
         assert_eq!(stats.number("flock_lead_over_clock"), Some(-7));
         assert_eq!(stats.get("flock_wait_ms"), Some("lt_1=2,lt_8=3"));
         assert_eq!(stats.number("flock_wait_ms"), None);
+
+        let mut both = stats;
+        let mut other = both.clone();
+        other.fields.insert("flock_mark".into(), "7".into());
+        other.fields.insert("flock_lead_over_clock".into(), "-9".into());
+        both.add(other);
+        assert_eq!(both.number("flock_held"), Some(6));
+        assert_eq!((both.number("flock_mark"), both.number("flock_lead_over_clock")), (Some(7), Some(-7)));
+        assert_eq!(both.get("flock_wait_ms"), Some("lt_1=4,lt_8=6"));
     }
 }

@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::time::Instant;
 
+use crate::address::HostsUrl;
 use crate::clock::{self, Clock};
 use crate::dialer::Dialer;
 use crate::engine::{ERRANDS_AT_ONCE, Engine};
@@ -21,13 +22,18 @@ use crate::error::ConnectError;
 use crate::event::{EVENTS_KEPT, Events};
 use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
-use crate::link::{Link, LinkConfig, Purpose};
+use crate::link::{LinkConfig, Purpose};
 use crate::lock::{Lock, LockAll};
-use crate::replicas::Replicas;
+use crate::nodes::{Cluster, HearShared, NodeKit, Nodes};
 use crate::sentinel::{Credentials, SentinelUrl, Sentinels};
+use crate::slot_map::SlotMap;
 #[cfg(feature = "tls")]
 use crate::tls::Certificates;
 use crate::waiters::Parties;
+
+/// The kind of URL that names nodes of a cluster, and their port unless it is said.
+const CLUSTER: &str = "cluster";
+const CLUSTER_PORT: u16 = 6379;
 
 /// How a client is to be. Every method takes and returns the builder; [`Builder::connect`] ends it.
 ///
@@ -188,7 +194,8 @@ impl Builder {
         self
     }
 
-    /// Connects: both connections are up and the client's channel is subscribed when this returns.
+    /// Connects: both connections are up and the client's channel is subscribed when this returns. Of a cluster one node has answered
+    /// then who serves what; connections to the nodes are made when they are needed.
     ///
     /// From then on the client keeps them up by itself, for ever.
     ///
@@ -201,15 +208,20 @@ impl Builder {
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<Flock, ConnectError> {
         self.check()?;
-        let dialer = self.dialer()?;
-        let flock = self.launch(dialer)?;
+        let way = self.way()?;
+        let flock = self.launch(way)?;
         let engine = flock.engine();
         let until = engine.clone();
         let patience = self.link.connect_timeout;
         let up = engine.ask(async move {
             let deadline = Instant::now() + patience;
-            until.commands.first_up(deadline).await?;
-            if until.listens { until.messages.first_up(deadline).await } else { Ok(()) }
+            match &until.nodes {
+                Nodes::One { node, .. } => {
+                    node.commands.first_up(deadline).await?;
+                    if until.listens { node.messages.first_up(deadline).await } else { Ok(()) }
+                }
+                Nodes::Cluster(cluster) => cluster.map.first_known(deadline).await,
+            }
         });
         up.await.map_err(|error| ConnectError::Unavailable(error.into()))??;
         Ok(flock)
@@ -232,6 +244,18 @@ impl Builder {
             0 => Err(ConnectError::Config("timeouts_max is zero".into())),
             _ => Ok(()),
         }
+    }
+
+    fn way(&self) -> Result<Way, ConnectError> {
+        if !HostsUrl::is_one(&self.url, CLUSTER) {
+            return self.dialer().map(Way::One);
+        }
+        let form = || ConnectError::Config("not a URL of the form valkey+cluster://[user][:password@]host[:port],...[/db]".into());
+        let url = HostsUrl::parse(&self.url, CLUSTER, CLUSTER_PORT).ok_or_else(form)?;
+        let db = url.path.filter(|path| !path.is_empty()).unwrap_or("0");
+        let node = self.client(&url.server(db).ok_or_else(form)?)?;
+        let map = SlotMap::new(url.hosts, node.get_connection_info().clone(), self.link.connect_timeout);
+        Ok(Way::Cluster(Arc::new(map)))
     }
 
     fn dialer(&self) -> Result<Dialer, ConnectError> {
@@ -276,13 +300,13 @@ impl Builder {
     }
 
     /// Starts the client: on a thread of its own, or beside the server in memory that it is for.
-    fn launch(&self, dialer: Dialer) -> Result<Flock, ConnectError> {
+    fn launch(&self, way: Way) -> Result<Flock, ConnectError> {
         #[cfg(feature = "testing")]
         if let Some(server) = &self.server {
             let (flock, running) = self.assemble(Ground {
                 id: server.next_client(),
                 clock: server.clock(),
-                dialer,
+                way,
                 runtime: server.runtime().clone(),
             });
             server.runtime().spawn(running);
@@ -298,7 +322,7 @@ impl Builder {
         let (flock, running) = self.assemble(Ground {
             id: uuid::Uuid::new_v4(),
             clock: Clock::Boottime,
-            dialer,
+            way,
             runtime: runtime.handle().clone(),
         });
         thread::Builder::new()
@@ -313,14 +337,13 @@ impl Builder {
 
     /// Puts the client together. It lives as long as the future that comes with it runs.
     fn assemble(&self, ground: Ground) -> (Flock, impl Future<Output = ()> + Send + use<>) {
-        let Ground { id, clock, dialer, runtime } = ground;
+        let Ground { id, clock, way, runtime } = ground;
         let (seed, _) = id.as_u64_pair();
         let jitter = Arc::new(Jitter::new(seed));
         let name = id.simple().to_string();
-        let channel = format!("flock:{name}");
         let (events, _) = broadcast::channel(EVENTS_KEPT);
-        let link =
-            |purpose| Link::new(self.link, dialer.clone(), purpose, clock.clone(), Arc::clone(&jitter), events.clone());
+        let kit =
+            NodeKit { config: self.link, clock: clock.clone(), jitter: Arc::clone(&jitter), events: events.clone() };
         let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
             let listener = engine.clone();
             let hear = move |message: &[u8]| {
@@ -328,21 +351,30 @@ impl Builder {
                     engine.hear(message);
                 }
             };
+            let is_cluster = matches!(way, Way::Cluster(_));
+            let nodes = match way {
+                Way::One(dialer) => {
+                    let channel: Arc<str> = format!("flock:{name}").into();
+                    let messages = Purpose::Messages { channel: Arc::clone(&channel), hear: Box::new(hear) };
+                    Nodes::One { node: Arc::new(kit.node(&dialer, messages)), channel }
+                }
+                Way::Cluster(map) => {
+                    let hear: HearShared = Arc::new(hear);
+                    Nodes::Cluster(Cluster::new(map, kit, &name, &runtime, self.listens, hear))
+                }
+            };
             Engine {
-                commands: link(Purpose::Commands),
-                messages: link(Purpose::Messages { channel: channel.clone(), hear: Box::new(hear) }),
+                nodes,
                 name,
-                channel,
                 clock: clock.clone(),
                 jitter: Arc::clone(&jitter),
                 events: events.clone(),
                 parties: Parties::default(),
                 keepalive: KeepAlive::new(),
-                replicas: Replicas::new(dialer.clone(), self.link.connect_timeout, self.link.response_timeout),
                 operation_timeout: self.operation_timeout,
                 claim: self.claim,
                 listens: self.listens,
-                grace_min: 2 * self.link.heartbeat + self.link.response_timeout,
+                grace_min: (!is_cluster).then_some(2 * self.link.heartbeat + self.link.response_timeout),
                 runtime,
                 numbers: AtomicU64::new(1),
                 closing: watch::Sender::new(false),
@@ -360,8 +392,14 @@ impl Builder {
 struct Ground {
     id: uuid::Uuid,
     clock: Clock,
-    dialer: Dialer,
+    way: Way,
     runtime: Handle,
+}
+
+/// How servers are found.
+enum Way {
+    One(Dialer),
+    Cluster(Arc<SlotMap>),
 }
 
 /// A client of one primary: cheap to clone, and usable from any thread and any async runtime.
@@ -474,7 +512,7 @@ impl Flock {
     #[cfg(test)]
     fn unconnected() -> Result<Self, ConnectError> {
         let builder = Self::builder("valkey://127.0.0.1:1");
-        builder.launch(builder.dialer()?)
+        builder.launch(builder.way()?)
     }
 }
 

@@ -5,12 +5,17 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 
+use crate::address::Address;
+use crate::error::ServerError;
 use crate::sentinel::{Primary, Sentinels};
+use crate::slot_map::SlotMap;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Dialer {
     Network(Client),
     Sentinel(Arc<Sentinels>),
+    /// One node of a cluster.
+    Node(Arc<SlotMap>, Address),
     #[cfg(feature = "testing")]
     InMemory(crate::testing::Server, Client),
 }
@@ -38,6 +43,7 @@ impl Dialer {
                 let (connection, primary) = sentinels.open(&config).await?;
                 Ok((connection, Place::Primary(primary)))
             }
+            Self::Node(map, address) => Ok((map.open(address, config).await?, Place::Only)),
             #[cfg(feature = "testing")]
             Self::InMemory(server, client) => {
                 let settings = client.get_connection_info().redis_settings();
@@ -62,6 +68,20 @@ impl Dialer {
         match (self, place) {
             (Self::Sentinel(sentinels), Place::Primary(primary)) => sentinels.is_current(primary),
             _ => true,
+        }
+    }
+
+    /// A connection fails: what it leads to may be served elsewhere.
+    pub(crate) fn doubt(&self) {
+        if let Self::Node(map, _) = self {
+            map.doubt();
+        }
+    }
+
+    /// The server has answered with an error, which may tell who else is to be asked.
+    pub(crate) fn heed(&self, error: &ServerError) {
+        if let Self::Node(map, address) = self {
+            map.heed(address, error);
         }
     }
 

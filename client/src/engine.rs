@@ -23,9 +23,9 @@ use crate::event::Event;
 use crate::hold::{Hold, Name};
 use crate::jitter::{Backoff, Jitter};
 use crate::keepalive::KeepAlive;
-use crate::link::{Answer, CallError, Link};
+use crate::link::{Answer, CallError};
+use crate::nodes::Nodes;
 use crate::observe;
-use crate::replicas::Replicas;
 use crate::waiters::{Heard, Parties};
 use crate::wire;
 
@@ -39,22 +39,19 @@ const LINGER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) name: String,
-    pub(crate) channel: String,
     pub(crate) clock: Clock,
     pub(crate) jitter: Arc<Jitter>,
     pub(crate) events: broadcast::Sender<Event>,
-    pub(crate) commands: Arc<Link>,
-    pub(crate) messages: Arc<Link>,
+    pub(crate) nodes: Nodes,
     pub(crate) parties: Parties,
     pub(crate) keepalive: KeepAlive,
-    pub(crate) replicas: Replicas,
     /// How long an operation that does not wait for others may take, with its retries.
     pub(crate) operation_timeout: Duration,
     pub(crate) claim: Duration,
-    /// Whether there is a link for messages.
+    /// Whether there are links for messages.
     pub(crate) listens: bool,
-    /// The shortest grace of a session: the connection's signs of life come about this often.
-    pub(crate) grace_min: Duration,
+    /// The shortest grace of a session: the connection's signs of life come about this often. None where there are no sessions.
+    pub(crate) grace_min: Option<Duration>,
     pub(crate) runtime: Handle,
     pub(crate) numbers: AtomicU64,
     /// Whether the client is shut down: nothing new is begun.
@@ -90,9 +87,14 @@ impl Engine {
     /// Runs on the client's thread until `stop`; then gives back what is still to be given back.
     pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let mut tasks = JoinSet::new(); // they end with this
-        tasks.spawn(Arc::clone(&self.commands).keep_up());
-        if self.listens {
-            tasks.spawn(Arc::clone(&self.messages).keep_up());
+        match &self.nodes {
+            Nodes::One { node, .. } => {
+                tasks.spawn(Arc::clone(&node.commands).keep_up());
+                if self.listens {
+                    tasks.spawn(Arc::clone(&node.messages).keep_up());
+                }
+            }
+            Nodes::Cluster(cluster) => drop(tasks.spawn(Arc::clone(cluster).run())),
         }
         let keeper = Arc::clone(&self);
         tasks.spawn(async move { keeper.keepalive.run(&keeper).await });
@@ -248,9 +250,11 @@ impl Engine {
     async fn give_back_once(&self, errand: &Errand) -> Result<Answer<bool>, CallError> {
         let Name { key, owner, .. } = &errand.name;
         let request = Release { key, owner, token: errand.token, scope: errand.name.scope() };
-        let up = self.commands.up().await?;
+        let (node, command) = (self.node(key), wire::command(&request));
+        let up = node.commands.up().await?;
         let _turn = self.turns.acquire().await; // never closed
-        self.commands.call_over(up, &wire::command(&request), wire::yes_or_no).await
+        let given = node.commands.call_over(up, &command, wire::yes_or_no).await;
+        self.follow(given, &command, wire::yes_or_no).await
     }
 
     /// Ends when nothing is being given back.

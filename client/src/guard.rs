@@ -286,7 +286,7 @@ pub(crate) async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), Ho
         };
         let token = hold.sure_token();
         let command = wire::renewal(&hold.name, lease, token);
-        let answer = engine.commands.call(&command, |reply| wire::renewed(&hold.name, token, reply)).await;
+        let answer = engine.call(&hold.name.key, &command, |reply| wire::renewed(&hold.name, token, reply)).await;
         let source: Source = match answer {
             Ok(answer) if answer.reply => {
                 engine.renewed(&hold, lease, token, answer.sent, &answer.pulse);
@@ -352,7 +352,7 @@ async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(),
             return Err(HoldError::Lost(LossReason::MaxHold));
         };
         let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.name.key, &hold.name.owner, lease) };
-        let source: Source = match engine.commands.call(&wire::command(&request), wire::acquired).await {
+        let source: Source = match engine.call(&hold.name.key, &wire::command(&request), wire::acquired).await {
             Ok(answer) => {
                 let (token, outcome) = match answer.reply {
                     Acquired::Granted(new) => (new, Ok(())),

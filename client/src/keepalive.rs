@@ -23,6 +23,7 @@ use crate::error::LossReason;
 use crate::event::Event;
 use crate::hold::Hold;
 use crate::link::{Answer, CallError, Pulse};
+use crate::nodes::Node;
 use crate::wire;
 
 /// When the first renewal follows a grant that is a claim.
@@ -118,11 +119,11 @@ impl KeepAlive {
 
     /// Does what is due, for ever; runs on the client's thread.
     pub(crate) async fn run(&self, engine: &Arc<Engine>) {
-        let mut epoch = engine.commands.epoch();
+        let mut epoch = engine.nodes.commands_epoch();
         loop {
             let now = engine.clock.now();
-            if engine.commands.epoch() != epoch {
-                epoch = engine.commands.epoch();
+            if engine.nodes.commands_epoch() != epoch {
+                epoch = engine.nodes.commands_epoch();
                 self.rebind_sessions(engine, now);
             }
             let (due, next) = self.take_due(now);
@@ -141,20 +142,23 @@ impl KeepAlive {
                     What::Expire => self.push(entry.hold.believed_until(), What::Expire, &entry.hold),
                 }
             }
-            for batch in renewals.chunks(BATCH_MAX) {
-                let (engine, batch) = (Arc::clone(engine), batch.to_vec());
-                tokio::spawn(async move { engine.keepalive.renew(&engine, batch).await });
+            for (node, share) in engine.nodes.share_out(renewals) {
+                for batch in share.chunks(BATCH_MAX) {
+                    let (engine, node, batch) = (Arc::clone(engine), Arc::clone(&node), batch.to_vec());
+                    tokio::spawn(async move { engine.keepalive.renew(&engine, &node, batch).await });
+                }
             }
             let pause = next.map_or(SLEEP_MAX, |next| engine.clock.until(next).min(SLEEP_MAX));
             tokio::select! {
                 () = self.earlier.notified() => {}
-                () = engine.commands.newer_than(epoch) => {}
+                () = engine.nodes.commands_newer_than(epoch) => {}
                 () = sleep(pause) => {}
             }
         }
     }
 
-    async fn renew(&self, engine: &Arc<Engine>, batch: Vec<Arc<Hold>>) {
+    /// Renews holds of one node.
+    async fn renew(&self, engine: &Arc<Engine>, node: &Node, batch: Vec<Arc<Hold>>) {
         let now = engine.clock.now();
         let asked: Vec<_> = batch
             .into_iter()
@@ -166,7 +170,7 @@ impl KeepAlive {
         }
         let requests =
             wire::pipeline(asked.iter().map(|(lease, token, hold)| wire::renewal(&hold.name, *lease, *token)));
-        let answer = engine.commands.call_all(&requests, asked.len(), |position, reply| {
+        let answer = node.commands.call_all(&requests, asked.len(), |position, reply| {
             asked.get(position).and_then(|(_, token, hold)| wire::renewed(&hold.name, *token, reply))
         });
         let answer = answer.await;
@@ -206,6 +210,22 @@ impl KeepAlive {
             Ok(false) if token != hold.sure_token() => self.try_again(engine, hold),
             Ok(false) => engine.lose(hold, LossReason::Gone),
             Err(error) if is_not_held(&error) => engine.lose(hold, LossReason::Gone),
+            Err(error) if is_asked_elsewhere(&error) => {
+                let (engine, hold) = (Arc::clone(engine), Arc::clone(hold));
+                tokio::spawn(async move { engine.keepalive.renew_elsewhere(&engine, &hold, lease, token).await });
+            }
+            Err(_) => self.try_again(engine, hold),
+        }
+    }
+
+    /// The key has left its node, the slot not yet: the renewal is sent by itself, so that it can be sent on.
+    async fn renew_elsewhere(&self, engine: &Arc<Engine>, hold: &Arc<Hold>, lease: Millis, token: Option<Token>) {
+        let renewal = wire::renewal(&hold.name, lease, token);
+        let answer = engine.call(&hold.name.key, &renewal, |reply| wire::renewed(&hold.name, token, reply)).await;
+        match answer {
+            Ok(Answer { reply, sent, pulse }) => {
+                self.settle(engine, hold, lease, token, Answer { reply: Ok(reply), sent, pulse });
+            }
             Err(_) => self.try_again(engine, hold),
         }
     }
@@ -283,6 +303,11 @@ pub(crate) fn is_not_held(error: &CallError) -> bool {
     matches!(error, CallError::Server(error) if error.known() == Some(ErrorCode::NotHeld))
 }
 
+/// Whether the server names another one to ask this once.
+pub(crate) fn is_asked_elsewhere(error: &CallError) -> bool {
+    matches!(error, CallError::Server(error) if error.known() == Some(ErrorCode::Ask))
+}
+
 fn later(from: Time, after: Duration) -> Time {
     let us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
     Time::from_us(from.as_us().saturating_add(us))
@@ -310,9 +335,10 @@ mod tests {
         let server = Server::new();
         let flock = server.client().await;
         let engine = flock.engine();
-        let epoch = engine.commands.epoch();
-        engine.keepalive.renew(engine, Vec::new()).await;
+        let node = engine.node(b"k");
+        let epoch = node.commands.epoch();
+        engine.keepalive.renew(engine, &node, Vec::new()).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(engine.commands.epoch(), epoch, "the connection was replaced");
+        assert_eq!(node.commands.epoch(), epoch, "the connection was replaced");
     }
 }

@@ -98,6 +98,7 @@
 #![forbid(unsafe_code)]
 
 mod acquire;
+mod address;
 mod admin;
 #[cfg(feature = "blocking")]
 pub mod blocking;
@@ -113,9 +114,13 @@ mod jitter;
 mod keepalive;
 mod link;
 mod lock;
+mod nodes;
 mod observe;
 mod replicas;
 mod sentinel;
+mod shard_channel;
+mod slot;
+mod slot_map;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]

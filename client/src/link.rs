@@ -57,8 +57,14 @@ pub(crate) enum Purpose {
     Commands,
     /// Hears what is published on `channel`.
     Messages {
-        channel: String,
+        channel: Arc<str>,
         hear: Hear,
+    },
+    /// Hears what is published on the shard channels that are subscribed to over it; and which those are: the node may end a subscription
+    /// by itself.
+    Shards {
+        hear: Hear,
+        subscription: Box<dyn Fn(&[u8], bool) + Send + Sync>,
     },
 }
 
@@ -103,6 +109,12 @@ pub(crate) struct Up {
     connection: MultiplexedConnection,
     place: Place,
     pulse: Arc<Pulse>,
+}
+
+impl Up {
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
 }
 
 #[derive(Debug, Default)]
@@ -302,7 +314,7 @@ impl Link {
     pub(crate) fn name(&self) -> &'static str {
         match self.purpose {
             Purpose::Commands => "commands",
-            Purpose::Messages { .. } => "messages",
+            Purpose::Messages { .. } | Purpose::Shards { .. } => "messages",
         }
     }
 
@@ -322,7 +334,7 @@ impl Link {
         let (mut connection, place) = self.dialer.open(config).await?;
         self.replace_predecessor(&mut connection).await?;
         if let Purpose::Messages { channel, .. } = &self.purpose {
-            connection.subscribe(channel).await?;
+            connection.subscribe(&**channel).await?;
         }
         Ok((connection, place))
     }
@@ -345,13 +357,18 @@ impl Link {
     /// Runs in the connection's read loop.
     fn hear(&self, epoch: u64, push: &PushInfo) {
         match (&push.kind, &self.purpose) {
-            (PushKind::Message, Purpose::Messages { hear, .. }) => {
+            (PushKind::Message, Purpose::Messages { hear, .. }) | (PushKind::SMessage, Purpose::Shards { hear, .. }) => {
                 // What an older connection still delivers counts as well: each message is about one owner and one token.
                 if let Some(Value::BulkString(message)) = push.data.get(1) {
                     hear(message);
                 }
             }
             (PushKind::Subscribe, Purpose::Messages { .. }) => {}
+            (PushKind::SSubscribe | PushKind::SUnsubscribe, Purpose::Shards { subscription, .. }) => {
+                if let Some(Value::BulkString(channel)) = push.data.first() {
+                    subscription(channel, push.kind == PushKind::SSubscribe);
+                }
+            }
             // The end of the connection, of the subscription, or something that has no business here.
             _ => self.condemn(epoch),
         }
@@ -394,21 +411,14 @@ impl Link {
     }
 
     fn not_sent(&self) -> CallError {
+        self.dialer.doubt();
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         CallError::NotSent(trouble.map_or_else(|| timed_out("not connected yet").into(), Into::into))
     }
 
     /// Why there is no connection, if that was the last trouble and will be so again.
     fn refusal(&self) -> Option<ConnectError> {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-        #[cfg(feature = "tls")]
-        if crate::tls::is_distrust(&trouble) {
-            return Some(ConnectError::Tls(trouble.into()));
-        }
-        if trouble.kind() == ErrorKind::MasterNameNotFoundBySentinel {
-            return Some(ConnectError::Config(trouble.detail().unwrap_or_default().to_owned().into()));
-        }
-        server_error(&trouble).filter(|error| !error.is_retryable()).map(ConnectError::Server)
+        refusal(&self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()?)
     }
 
     fn judge<T>(
@@ -451,6 +461,7 @@ impl Link {
 
     /// The server answered with an error. One that is no primary any more is left, if there is a way to its successor.
     fn refused(&self, epoch: u64, error: ServerError) -> CallError {
+        self.dialer.heed(&error);
         if error.known() == Some(ErrorCode::ReadOnly) && self.dialer.finds_successors() {
             self.condemn(epoch);
         }
@@ -458,6 +469,7 @@ impl Link {
     }
 
     fn count_timeout(&self, epoch: u64, sent: Time) {
+        self.dialer.doubt();
         if epoch < self.epoch() {
             return; // it says nothing about the connection that there is now
         }
@@ -480,7 +492,19 @@ impl Link {
     }
 }
 
-fn timed_out(what: &'static str) -> RedisError {
+/// What that trouble is, if it will be so again.
+pub(crate) fn refusal(trouble: &Arc<RedisError>) -> Option<ConnectError> {
+    #[cfg(feature = "tls")]
+    if crate::tls::is_distrust(trouble) {
+        return Some(ConnectError::Tls(Arc::clone(trouble).into()));
+    }
+    if trouble.kind() == ErrorKind::MasterNameNotFoundBySentinel {
+        return Some(ConnectError::Config(trouble.detail().unwrap_or_default().to_owned().into()));
+    }
+    server_error(trouble).filter(|error| !error.is_retryable()).map(ConnectError::Server)
+}
+
+pub(crate) fn timed_out(what: &'static str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
 }
 

@@ -243,7 +243,7 @@ impl Lock {
 }
 
 /// What is certainly wrong costs no round trip.
-fn check(request: &Request, grace_min: Duration) -> Result<(), AcquireError> {
+fn check(request: &Request, grace_min: Option<Duration>) -> Result<(), AcquireError> {
     let wrong = |what| Err(AcquireError::Config(what));
     let durations = [
         ("the lease", Some(request.lease)),
@@ -256,10 +256,12 @@ fn check(request: &Request, grace_min: Duration) -> Result<(), AcquireError> {
             return wrong(what.into());
         }
     }
-    if request.session.is_some_and(|grace| grace < grace_min) {
-        return wrong(
-            format!("the session's grace is below {grace_min:?}: two heartbeats and a response timeout").into(),
-        );
+    match (request.session, grace_min) {
+        (Some(_), None) => return wrong("a cluster has no sessions: a slot that moves leaves the connection behind".into()),
+        (Some(grace), Some(min)) if grace < min => {
+            return wrong(format!("the session's grace is below {min:?}: two heartbeats and a response timeout").into());
+        }
+        _ => {}
     }
     if request.acknowledgement.is_some_and(|asked| asked.replicas == 0) {
         return wrong("acknowledged by no replicas".into());

@@ -14,45 +14,19 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue, RedisConnectionInfo,
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, RedisConnectionInfo,
     RedisError, Value,
 };
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use crate::address::{Address, HostsUrl};
 use crate::jitter::Jitter;
 #[cfg(feature = "tls")]
 use crate::tls::is_distrust;
 
+const KIND: &str = "sentinel";
 const SENTINEL_PORT: u16 = 26_379;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
-    host: String,
-    port: u16,
-}
-
-impl Address {
-    fn parse(text: &str) -> Option<Self> {
-        let (host, port) = match text.strip_prefix('[') {
-            Some(rest) => rest.split_once(']')?,
-            None => text.find(':').map_or((text, ""), |colon| text.split_at(colon)),
-        };
-        let port = match port.strip_prefix(':') {
-            Some(port) => port.parse().ok()?,
-            None if port.is_empty() => SENTINEL_PORT,
-            None => return None,
-        };
-        (!host.is_empty()).then(|| Self { host: host.to_owned(), port })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
 
 /// A primary as the sentinels name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,25 +46,14 @@ pub(crate) struct SentinelUrl {
 
 impl SentinelUrl {
     pub(crate) fn is_one(url: &str) -> bool {
-        url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+sentinel"))
+        HostsUrl::is_one(url, KIND)
     }
 
     pub(crate) fn parse(url: &str) -> Option<Self> {
-        let (scheme, rest) = url.split_once("+sentinel://")?;
-        let (authority, path) = rest.split_once('/')?;
-        let (user, hosts) = match authority.rsplit_once('@') {
-            Some((user, hosts)) => (format!("{user}@"), hosts),
-            None => (String::new(), authority),
-        };
-        let sentinels: Vec<_> = hosts.split(',').map(Address::parse).collect::<Option<_>>()?;
-        let (service, db) = path.split_once('/').unwrap_or((path, "0"));
-        let db: u32 = db.parse().ok()?;
-        let known = ["valkey", "redis", "valkeys", "rediss"].contains(&scheme);
-        if !known || service.is_empty() || service.contains(['?', '#']) {
-            return None;
-        }
-        let server = format!("{scheme}://{user}{}/{db}", sentinels.first()?);
-        Some(Self { sentinels, service: service.to_owned(), server })
+        let url = HostsUrl::parse(url, KIND, SENTINEL_PORT)?;
+        let (service, db) = url.path?.split_once('/').unwrap_or((url.path?, "0"));
+        let server = url.server(db)?;
+        (!service.is_empty()).then(|| Self { service: service.to_owned(), server, sentinels: url.hosts })
     }
 }
 
@@ -241,7 +204,7 @@ impl Sentinels {
         config: &AsyncConnectionConfig,
     ) -> Result<MultiplexedConnection, RedisError> {
         let entering = async {
-            let client = Client::open(at(&self.server, &primary.address))?;
+            let client = Client::open(primary.address.put_into(&self.server))?;
             let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
             // Not ROLE, for which a user needs a permission: HELLO is allowed to all, and tells the role too.
             let hello: HashMap<String, Value> = redis::cmd("HELLO").query_async(&mut connection).await?;
@@ -268,7 +231,7 @@ impl Sentinels {
                 }
             }
             let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-            let client = Client::open(at(&self.sentinel, sentinel))?;
+            let client = Client::open(sentinel.put_into(&self.sentinel))?;
             let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             self.known().connections.insert(sentinel.clone(), connection.clone());
             self.ask_over(connection).await
@@ -398,18 +361,6 @@ fn failed(what: String) -> RedisError {
 
 fn read<T: FromRedisValue>(reply: Value) -> Result<T, RedisError> {
     Ok(T::from_redis_value(reply.extract_error()?)?)
-}
-
-/// The same connection to another address.
-fn at(info: &ConnectionInfo, address: &Address) -> ConnectionInfo {
-    let Address { host, port } = address.clone();
-    let addr = match info.addr().clone() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    info.clone().set_addr(addr)
 }
 
 #[cfg(test)]

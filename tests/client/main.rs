@@ -9,6 +9,7 @@
 //! | `blocking.rs` | the same client on plain threads |
 //! | `replicas.rs` | grants that count only when replicas have them |
 //! | `sentinel.rs` | the primary found by Sentinel, and followed |
+//! | `cluster.rs` | keys on the nodes of a cluster, slots that move, primaries that fail |
 //! | `in_memory.rs` | the server in memory answers as the real one |
 //! | `cancel.rs` | what is dropped leaves nothing behind |
 //! | `faults.rs` | connections killed, silent, refused; servers restarted |
@@ -16,15 +17,18 @@
 //! | `observe.rs` | spans, events and counts |
 //! | `tls.rs` | TLS: whom it trusts |
 //! | `apart.rs` | a process of its own for a test |
+//! | `load.rs` | tasks at work, and the checker that judges them |
 //! | `scene.rs` | a server, a client, a bound on the time of each test |
 
 mod acquire;
 mod apart;
 mod blocking;
 mod cancel;
+mod cluster;
 mod faults;
 mod hold;
 mod in_memory;
+mod load;
 mod observe;
 mod process;
 mod reentrant;

@@ -1,8 +1,6 @@
 //! The primary is found by Sentinel, and followed when it moves.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flock_client::{Builder, ConnectError, Event, Events, Flock, Guard, LossReason};
@@ -13,9 +11,9 @@ use flock_tests::resp::Protocol;
 use flock_tests::server::{self, Server};
 use flock_tests::topology::{Guarded, promote, wait_in_step};
 use flock_tests::wait::{let_pass, wait_until};
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use crate::load::{Load, WITH_LOSS};
 use crate::scene::{
     SOON, assert_in_time, assert_kept, connections, held, is_current, long_tier, ms, wait_until_waiting, within_bounds,
 };
@@ -56,50 +54,9 @@ fn calls(server: &Server, command: &str) -> u64 {
     stat.and_then(|stat| stat.strip_prefix("calls=")?.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Tasks that lock and release, until they are stopped. Each grant of a key must have a higher token than the one before. The leases are
-/// short: a release that the next primary has not heard of leaves the lock held there, until its lease is over.
-struct Load {
-    stop: Arc<AtomicBool>,
-    tasks: Vec<JoinHandle<(u32, Duration)>>,
-}
-
-impl Load {
-    const KEYS: usize = 4;
-
-    fn start(flock: &Flock) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let highest: Arc<[AtomicU64; Self::KEYS]> = Arc::default();
-        let task = |number: usize| {
-            let (flock, stop, highest) = (flock.clone(), Arc::clone(&stop), Arc::clone(&highest));
-            tokio::spawn(async move {
-                let (mut acquired, mut longest) = (0, Duration::ZERO);
-                while !stop.load(Ordering::Relaxed) {
-                    let (key, began) = (number % Self::KEYS, Instant::now());
-                    let guard = flock.lock(format!("load{key}")).lease(ms(3000)).wait(MOVED_WITHIN);
-                    let guard = guard.await.expect("nobody hangs");
-                    let token = guard.token().get();
-                    let before = highest[key].fetch_max(token, Ordering::SeqCst);
-                    assert!(token > before, "load{key} was granted with {token} after {before}");
-                    (acquired, longest) = (acquired + 1, longest.max(began.elapsed()));
-                    sleep(ms(2)).await;
-                    drop(guard);
-                }
-                (acquired, longest)
-            })
-        };
-        Self { tasks: (0..4 * Self::KEYS).map(task).collect(), stop }
-    }
-
-    async fn end(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let (mut acquired, mut longest) = (0, Duration::ZERO);
-        for task in self.tasks {
-            let (count, wait) = task.await.expect("the task has not panicked");
-            assert!(count > 0);
-            (acquired, longest) = (acquired + count, longest.max(wait));
-        }
-        println!("{acquired} acquired, longest wait {longest:?}");
-    }
+/// Clients at work on some locks, all of them on the one primary.
+fn load(flock: &Flock) -> Load {
+    Load::start(flock, &["load0", "load1", "load2", "load3"].map(str::to_owned))
 }
 
 async fn until(events: &mut Events, wanted: fn(&Event) -> bool) {
@@ -132,7 +89,7 @@ fn primary_goes(builder: &server::Builder, end: fn(&mut Guarded), after: fn(&Gua
         let first = other.lock("k").lease(ms(15_000)).acknowledged_by(2, SOON).await.unwrap();
         let waiting = tokio::spawn(flock.lock("k").wait(ms(35_000)).into_future());
         wait_until_waiting(&servers.servers[0], 1);
-        let load = Load::start(&flock);
+        let load = self::load(&flock);
         sleep(ms(200)).await;
 
         // The replicas hear nothing more, so that there is something that they do not know.
@@ -160,7 +117,7 @@ fn primary_goes(builder: &server::Builder, end: fn(&mut Guarded), after: fn(&Gua
         let second = timeout(SOON, waiting).await.unwrap().unwrap().unwrap();
         assert!(second.token() > token && is_current(&servers.servers[new], &second));
         after(&servers, new);
-        load.end().await;
+        load.end(&WITH_LOSS).await;
         kept.renew().await.unwrap();
         assert!(kept.is_valid() && is_current(&servers.servers[new], &kept));
     });
@@ -225,12 +182,12 @@ fn failover_by_hand_is_followed(builder: server::Builder) {
         let flock = connect(&servers).await;
         let kept = flock.lock("kept").lease(LEASE).acknowledged_by(2, SOON).await.unwrap();
         let began = Instant::now();
-        let load = Load::start(&flock);
+        let load = self::load(&flock);
         sleep(ms(500)).await;
         servers.fail_over();
         let new = servers.wait_moved(0);
         wait_until_moved(&servers, 0, new);
-        load.end().await;
+        load.end(&WITH_LOSS).await;
         assert_kept(&servers.servers[new], &kept, began, LEASE);
     });
 }
@@ -243,7 +200,7 @@ fn returned_primary_is_left_alone(builder: server::Builder) {
     let mut servers = Guarded::start(&builder, 2, 3);
     within_bounds(async {
         let flock = connect(&servers).await;
-        let load = Load::start(&flock);
+        let load = self::load(&flock);
         sleep(ms(200)).await;
         servers.servers[0].kill9();
         let new = servers.wait_moved(0);
@@ -251,7 +208,7 @@ fn returned_primary_is_left_alone(builder: server::Builder) {
         let late = connect(&servers).await;
         assert!(is_current(&servers.servers[new], &held(&late, "late").await));
         servers.wait_demoted(0);
-        load.end().await;
+        load.end(&WITH_LOSS).await;
         assert_eq!(calls(&servers.servers[0], "flock.acquire"), 0);
     });
 }

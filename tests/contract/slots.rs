@@ -3,8 +3,9 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use flock_tests::migration::Migration;
 use flock_tests::reply::Reply;
-use flock_tests::resp::{Conn, Protocol};
+use flock_tests::resp::Protocol;
 use flock_tests::server::{Builder, Generation, Info, Server};
 use flock_tests::subscriber::Subscriber;
 use flock_tests::topology::{Cluster, wait_in_step};
@@ -23,89 +24,16 @@ on_own_servers![
     waiter_hears_that_the_cluster_is_down,
 ];
 
-/// How long a migration of a nearly empty slot may take.
-const MIGRATED_WITHIN: Duration = Duration::from_secs(30);
-
-/// One slot on its way from one of two nodes to the other.
-struct Move {
-    cluster: Cluster,
-    from: usize,
-    source_id: String,
-    target_id: String,
-    slot: i64,
-    source: Conn,
-    target: Conn,
-}
-
-impl Move {
-    /// Of the slot of `key`, which `from` (or, if that is `None`, any node) serves.
-    #[track_caller]
-    fn of(cluster: Cluster, key: &str) -> Move {
-        let from = cluster.owner_of(key);
-        let mut source = cluster.nodes[from].connect(Protocol::Resp2);
-        let target = cluster.nodes[1 - from].connect(Protocol::Resp2);
-        let slot = source.cmd(&args!["CLUSTER", "KEYSLOT", key]).as_int();
-        let (source_id, target_id) = (cluster.id(from), cluster.id(1 - from));
-        Move { cluster, from, source_id, target_id, slot, source, target }
-    }
-
-    fn source_node(&self) -> &Server {
-        &self.cluster.nodes[self.from]
-    }
-
-    fn target_node(&self) -> &Server {
-        &self.cluster.nodes[1 - self.from]
-    }
-
-    /// The older way, step by step: the target imports.
-    #[track_caller]
-    fn begin(&mut self) {
-        let importing = args!["CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.source_id];
-        assert_eq!(self.target.cmd(&importing), Reply::ok());
-        let migrating = args!["CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.target_id];
-        assert_eq!(self.source.cmd(&migrating), Reply::ok());
-    }
-
-    /// The key goes over, by MIGRATE.
-    #[track_caller]
-    fn carry(&mut self, key: &str) {
-        let port = self.target_node().port();
-        assert_eq!(self.source.cmd(&args!["MIGRATE", "127.0.0.1", port, key, 0, 5000]), Reply::ok());
-    }
-
-    /// The slot is the target's.
-    #[track_caller]
-    fn end(&mut self) {
-        for conn in [&mut self.target, &mut self.source] {
-            assert_eq!(conn.cmd(&args!["CLUSTER", "SETSLOT", self.slot, "NODE", self.target_id]), Reply::ok());
-        }
-    }
-
-    /// The newer way, all at once: asks for it.
-    #[track_caller]
-    fn ask_for_atomic(&mut self) {
-        let ask = args!["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", self.slot, self.slot, "NODE", self.target_id];
-        assert_eq!(self.source.cmd(&ask), Reply::ok());
-    }
-
-    #[track_caller]
-    fn wait_until_there(&mut self, key: &str) {
-        let target = &mut self.target;
-        wait_until("the slot is the target's", MIGRATED_WITHIN, || {
-            target.cmd(&args!["TYPE", key]).error_code().is_none()
-        });
-    }
-}
-
 fn waiter_of_a_moved_slot_is_sent_on_and_the_hold_arrives(builder: Builder) {
     // MIGRATE deletes the key on the old node: without a look at who serves the slot, its waiter would be granted there what is held on
     // the new node, and its holder told that it has lost what it holds.
-    let mut way = Move::of(Cluster::start(&builder, 2), "{k}");
-    let subscribed = way.source_node().connect(Protocol::Resp2);
+    let cluster = Cluster::start(&builder, 2);
+    let mut way = Migration::between_two(&cluster, "{k}");
+    let subscribed = way.source_node.connect(Protocol::Resp2);
     let mut alice = Subscriber::new(subscribed, "SSUBSCRIBE", &["{k}alice"]);
     let ask = args!["FLOCK.ACQUIRE", "{k}", "alice", LEASE_MS, "CHANNEL", "{k}alice"];
     let token = way.source.cmd(&ask).as_token();
-    let mut bob = waiter(way.source_node(), Protocol::Resp2, "{k}", "bob");
+    let mut bob = waiter(way.source_node, Protocol::Resp2, "{k}", "bob");
 
     way.begin();
     way.carry("{k}");
@@ -120,7 +48,8 @@ fn waiter_of_a_moved_slot_is_sent_on_and_the_hold_arrives(builder: Builder) {
 
 fn lease_of_a_slot_that_is_not_here_yet_is_not_ended(builder: Builder) {
     // The importing node has the key and its deadline, but nobody else may see it end there before the slot is its own.
-    let mut way = Move::of(Cluster::start(&builder, 2), "k");
+    let cluster = Cluster::start(&builder, 2);
+    let mut way = Migration::between_two(&cluster, "k");
     let token = way.source.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", 400]).as_token();
     way.begin();
     way.carry("k");
@@ -139,7 +68,8 @@ fn lease_of_a_slot_that_is_not_here_yet_is_not_ended(builder: Builder) {
 fn tokens_rise_in_a_moved_slot(builder: Builder) {
     // The key was deleted before the move, so nothing travels with the slot, and the old node was hours ahead: the new one knows it by
     // the mark that it heard on the bus. It follows that mark only now: two nodes that followed each other's at once would never stop.
-    let mut way = Move::of(Cluster::start(&builder, 2), "k");
+    let cluster = Cluster::start(&builder, 2);
+    let mut way = Migration::between_two(&cluster, "k");
     let now = Info::ask(&mut way.source, "flock").number("flock_counter");
     let ahead = now + 100_000 * 3600 * 5;
     let token = way.source.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS, "FLOOR", ahead]).as_token();
@@ -164,14 +94,15 @@ mod atomically {
 
     #[test]
     fn hold_arrives_with_its_lease_and_its_waiter_is_sent_on() {
-        let mut way = Move::of(cluster(), "{k}");
-        let subscribed = way.source_node().connect(Protocol::Resp2);
+        let cluster = cluster();
+        let mut way = Migration::between_two(&cluster, "{k}");
+        let subscribed = way.source_node.connect(Protocol::Resp2);
         let mut alice = Subscriber::new(subscribed, "SSUBSCRIBE", &["{k}alice"]);
         let ask = args!["FLOCK.ACQUIRE", "{k}", "alice", LEASE_MS, "CHANNEL", "{k}alice", "LABEL", "nightly"];
         let token = way.source.cmd(&ask).as_token();
         let shared = args!["FLOCK.ACQUIRE", "{k}shared", "r1", LEASE_MS, "SHARED"];
         let reader = way.source.cmd(&shared).as_token();
-        let mut bob = waiter(way.source_node(), Protocol::Resp2, "{k}", "bob");
+        let mut bob = waiter(way.source_node, Protocol::Resp2, "{k}", "bob");
         way.ask_for_atomic();
         assert_eq!(bob.recv().error_code(), Some("TRYAGAIN"));
         way.wait_until_there("{k}");
@@ -182,7 +113,7 @@ mod atomically {
         let left = info.field("holders").as_array()[0].field("left_ms").as_int();
         assert!((LEASE_MS - 40_000..LEASE_MS).contains(&u32::try_from(left).unwrap()), "the lease goes on: {info}");
         // The holder has lost nothing, so it hears nothing; the end of its subscription is the server's own word.
-        assert!(!way.source_node().log().contains("panic"));
+        assert!(!way.source_node.log().contains("panic"));
         let heard = alice.message_within(QUIET);
         assert!(
             heard.as_ref().map_or(true, |message| !String::from_utf8_lossy(&message.payload).contains("lost")),
@@ -196,14 +127,15 @@ mod atomically {
 
     #[test]
     fn migration_that_is_given_up_leaves_the_source_as_it_was() {
-        let mut way = Move::of(cluster(), "k");
+        let cluster = cluster();
+        let mut way = Migration::between_two(&cluster, "k");
         let token = way.source.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS]).as_token();
-        let mut bob = waiter(way.source_node(), Protocol::Resp2, "k", "bob");
-        way.target_node().sigstop();
+        let mut bob = waiter(way.source_node, Protocol::Resp2, "k", "bob");
+        way.target_node.sigstop();
         way.ask_for_atomic();
         assert_eq!(way.source.cmd(&["CLUSTER", "CANCELSLOTMIGRATIONS"]), Reply::ok());
-        way.target_node().sigcont();
-        way.cluster.wait_well();
+        way.target_node.sigcont();
+        cluster.wait_well();
         assert_eq!(holders(&mut way.source, "k"), ["alice"]);
         assert_eq!(way.source.cmd(&args!["FLOCK.RELEASE", "k", "alice", "TOKEN", token]), Reply::Int(1));
         assert!(bob.recv().as_token() > token, "the waiter is served where it waits");
@@ -213,7 +145,8 @@ mod atomically {
     #[test]
     fn leases_that_end_during_the_move_end_once_and_on_time() {
         // Hundreds of short leases are under way while their slot moves: none ends early, none stays, the server does not assert.
-        let mut way = Move::of(cluster(), "{k}");
+        let cluster = cluster();
+        let mut way = Migration::between_two(&cluster, "{k}");
         for number in 0..300 {
             let ask = args!["FLOCK.ACQUIRE", format!("{{k}}{number}"), "alice", 200 + 5 * number];
             way.source.cmd(&ask).as_token();
@@ -224,8 +157,8 @@ mod atomically {
         wait_until("all leases have ended", Duration::from_secs(10), || {
             target.cmd(&args!["CLUSTER", "COUNTKEYSINSLOT", way.slot]) == Reply::Int(0)
         });
-        way.source_node().assert_alive();
-        way.target_node().assert_alive();
+        way.source_node.assert_alive();
+        way.target_node.assert_alive();
     }
 }
 

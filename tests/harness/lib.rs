@@ -7,6 +7,7 @@
 //! | [`subscriber`] | a connection that listens to channels |
 //! | [`both`] | one test function, run on both server generations and both protocol versions |
 //! | [`topology`] | a primary with replicas; with sentinels; a cluster |
+//! | [`migration`] | a slot of a cluster that moves |
 //! | [`proxy`] | a TCP proxy that holds, drops, delays, doubles and cuts |
 //! | [`history`], [`check`], [`fenced_store`] | what clients saw, and whether it may have been so |
 //! | [`random`] | random numbers that can be had again |
@@ -63,6 +64,7 @@ pub mod check;
 pub mod cpu;
 pub mod fenced_store;
 pub mod history;
+pub mod migration;
 mod port;
 mod process;
 pub mod proxy;

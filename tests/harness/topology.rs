@@ -271,22 +271,54 @@ impl Cluster {
         cluster
     }
 
+    /// As [`Cluster::start`], and as many replicas: `nodes[primaries + n]` follows `nodes[n]`.
+    ///
+    /// # Panics
+    /// If they do not come in step.
+    #[track_caller]
+    pub fn start_replicated(builder: &Builder, primaries: usize) -> Cluster {
+        let mut cluster = Self::start(builder, primaries);
+        cluster.add_replicas(builder, &(0..primaries).collect::<Vec<_>>());
+        cluster
+    }
+
     /// Adds a replica of `nodes[of]`, waits until it is in step, and returns its index in `nodes`.
     ///
     /// # Panics
     /// If it does not come in step.
     #[track_caller]
     pub fn add_replica(&mut self, builder: &Builder, of: usize) -> usize {
-        let node = builder.clone().cluster().start();
-        let mut conn = node.connect(Protocol::Resp2);
-        meet(&mut conn, &self.nodes[0]);
-        self.nodes.push(node);
+        self.add_replicas(builder, &[of]);
+        self.nodes.len() - 1
+    }
+
+    #[track_caller]
+    fn add_replicas(&mut self, builder: &Builder, of: &[usize]) {
+        for _ in of {
+            let node = builder.clone().cluster().start();
+            meet(&mut node.connect(Protocol::Resp2), &self.nodes[0]);
+            self.nodes.push(node);
+        }
         self.wait_well();
-        let reply = conn.cmd(&args!["CLUSTER", "REPLICATE", self.id(of)]);
-        assert_eq!(reply, Reply::ok());
-        let index = self.nodes.len() - 1;
-        wait_in_step(&self.nodes[of], &self.nodes[index]);
-        index
+        let replicas = &self.nodes[self.nodes.len() - of.len()..];
+        for (replica, of) in replicas.iter().zip(of) {
+            let reply = replica.connect(Protocol::Resp2).cmd(&args!["CLUSTER", "REPLICATE", self.id(*of)]);
+            assert_eq!(reply, Reply::ok());
+        }
+        for (replica, of) in replicas.iter().zip(of) {
+            wait_in_step(&self.nodes[*of], replica);
+        }
+    }
+
+    /// Has `nodes[replica]` take its primary's place: with `how` as `TAKEOVER` without asking anybody, else in good order.
+    ///
+    /// # Panics
+    /// If it is no primary within [`SYNC_WITHIN`].
+    #[track_caller]
+    pub fn fail_over(&self, replica: usize, how: Option<&str>) {
+        let request: Vec<_> = ["CLUSTER", "FAILOVER"].into_iter().chain(how).collect();
+        assert_eq!(self.nodes[replica].connect(Protocol::Resp2).cmd(&request), Reply::ok());
+        wait_role(&self.nodes[replica], "master");
     }
 
     /// Waits until every running node knows all others and says that the cluster is well.

@@ -1,0 +1,290 @@
+//! Which server a request goes to: the only one, or the node of a cluster that serves the key's slot.
+//!
+//! A [`Node`] is a server with our links to it. In a cluster there is one for each primary that is needed, made when it is needed first
+//! and given up when no slot is its own any more. Whoever asks for something asks for the key's node each time anew: so every retry,
+//! renewal and release follows the slot, and a hold has no server of its own.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+use tokio::sync::broadcast;
+use tokio::task::AbortHandle;
+
+use crate::address::Address;
+use crate::clock::Clock;
+use crate::dialer::Dialer;
+use crate::engine::Engine;
+use crate::error::ServerError;
+use crate::event::Event;
+use crate::hold::Hold;
+use crate::jitter::Jitter;
+use crate::link::{Answer, CallError, Link, LinkConfig, Purpose};
+use crate::replicas::Replicas;
+use crate::shard_channel::{Inbox, ShardChannel};
+use crate::slot::{Slot, slot_of};
+use crate::slot_map::SlotMap;
+use crate::wire;
+
+/// A server, and our connections to it.
+pub(crate) struct Node {
+    pub(crate) commands: Arc<Link>,
+    pub(crate) messages: Arc<Link>,
+    pub(crate) replicas: Replicas,
+    /// What keeps the links up, if they end with the node.
+    tasks: Vec<AbortHandle>,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// What all nodes of a client are made with.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeKit {
+    pub(crate) config: LinkConfig,
+    pub(crate) clock: Clock,
+    pub(crate) jitter: Arc<Jitter>,
+    pub(crate) events: broadcast::Sender<Event>,
+}
+
+impl NodeKit {
+    /// Its links are down until somebody keeps them up.
+    pub(crate) fn node(&self, dialer: &Dialer, messages: Purpose) -> Node {
+        let link = |purpose| {
+            let (clock, jitter) = (self.clock.clone(), Arc::clone(&self.jitter));
+            Link::new(self.config, dialer.clone(), purpose, clock, jitter, self.events.clone())
+        };
+        Node {
+            commands: link(Purpose::Commands),
+            messages: link(messages),
+            replicas: Replicas::new(dialer.clone(), self.config.connect_timeout, self.config.response_timeout),
+            tasks: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Nodes {
+    /// Standalone, or what Sentinel watches over: one primary, wherever it is.
+    One { node: Arc<Node>, channel: Arc<str> },
+    Cluster(Arc<Cluster>),
+}
+
+impl Nodes {
+    pub(crate) fn of(&self, key: &[u8]) -> Arc<Node> {
+        match self {
+            Self::One { node, .. } => Arc::clone(node),
+            Self::Cluster(cluster) => cluster.node_at(&cluster.map.primary(slot_of(key))),
+        }
+    }
+
+    /// All that serve anything.
+    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
+        match self {
+            Self::One { node, .. } => vec![Arc::clone(node)],
+            Self::Cluster(cluster) => cluster.map.primaries().iter().map(|address| cluster.node_at(address)).collect(),
+        }
+    }
+
+    pub(crate) fn inbox(&self, key: &[u8]) -> Inbox {
+        match self {
+            Self::One { node, channel } => Inbox::Client { node: Arc::clone(node), channel: Arc::clone(channel) },
+            Self::Cluster(cluster) => Inbox::Shard(cluster.channel(slot_of(key))),
+        }
+    }
+
+    /// The holds of each node.
+    pub(crate) fn share_out(&self, holds: Vec<Arc<Hold>>) -> Vec<(Arc<Node>, Vec<Arc<Hold>>)> {
+        let mut shares: Vec<(Arc<Node>, Vec<Arc<Hold>>)> = Vec::new();
+        for hold in holds {
+            let node = self.of(&hold.name.key);
+            match shares.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &node)) {
+                Some((_, share)) => share.push(hold),
+                None => shares.push((node, vec![hold])),
+            }
+        }
+        shares
+    }
+
+    /// The number of the one command connection: session holds live on it. A cluster has none.
+    pub(crate) fn commands_epoch(&self) -> u64 {
+        match self {
+            Self::One { node, .. } => node.commands.epoch(),
+            Self::Cluster(_) => 0,
+        }
+    }
+
+    /// Ends when that connection has been replaced by another.
+    pub(crate) async fn commands_newer_than(&self, epoch: u64) {
+        match self {
+            Self::One { node, .. } => node.commands.newer_than(epoch).await,
+            Self::Cluster(_) => pending().await,
+        }
+    }
+
+    /// Whom a node has named for this one request: it has the key no more, and has the slot still.
+    fn asked_instead(&self, error: &ServerError) -> Option<Arc<Node>> {
+        match self {
+            Self::One { .. } => None,
+            Self::Cluster(cluster) => cluster.map.asked_instead(error).map(|address| cluster.node_at(&address)),
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn node(&self, key: &[u8]) -> Arc<Node> {
+        self.nodes.of(key)
+    }
+
+    /// Sends a command to the key's node.
+    pub(crate) async fn call<T>(
+        &self,
+        key: &[u8],
+        command: &Cmd,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Answer<T>, CallError> {
+        let answer = self.node(key).commands.call(command, &read).await;
+        self.follow(answer, command, read).await
+    }
+
+    /// Where a slot is on its way, the node that it leaves may name another one, for this request only: then that is asked.
+    pub(crate) async fn follow<T>(
+        &self,
+        answer: Result<Answer<T>, CallError>,
+        command: &Cmd,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Answer<T>, CallError> {
+        let next = match &answer {
+            Err(CallError::Server(error)) => self.nodes.asked_instead(error),
+            Ok(_) | Err(CallError::NotSent(_) | CallError::Unanswered(_)) => None,
+        };
+        let Some(next) = next else { return answer };
+        let requests = wire::pipeline([redis::cmd("ASKING"), command.clone()]);
+        let read = |position, reply: &Value| if position == 0 { Some(None) } else { read(reply).map(Some) };
+        let answers = next.commands.call_all(&requests, 2, read).await?;
+        let unread = || CallError::Unanswered("an answer that cannot be one".into());
+        let reply = answers.reply.into_iter().nth(1).ok_or_else(unread)??.ok_or_else(unread)?;
+        Ok(Answer { reply, sent: answers.sent, pulse: answers.pulse })
+    }
+}
+
+/// Takes a message, in the read loop.
+pub(crate) type HearShared = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
+/// The nodes of a cluster that a client has to do with, and its channels there.
+pub(crate) struct Cluster {
+    pub(crate) map: Arc<SlotMap>,
+    pub(crate) kit: NodeKit,
+    /// The client's name, which is a part of its channels'.
+    client: String,
+    runtime: Handle,
+    listens: bool,
+    hear: HearShared,
+    nodes: Mutex<HashMap<Address, Arc<Node>>>,
+    pub(crate) channels: Mutex<HashMap<Slot, Arc<ShardChannel>>>,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("map", &self.map).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    pub(crate) fn new(
+        map: Arc<SlotMap>,
+        kit: NodeKit,
+        client: &str,
+        runtime: &Handle,
+        listens: bool,
+        hear: HearShared,
+    ) -> Arc<Self> {
+        let (client, runtime) = (client.to_owned(), runtime.clone());
+        let (nodes, channels) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { map, kit, client, runtime, listens, hear, nodes, channels })
+    }
+
+    /// Runs on the client's thread, for ever.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let give_up = async {
+            let mut changes = self.map.changes();
+            while changes.changed().await.is_ok() {
+                let primaries = self.map.primaries();
+                lock(&self.nodes).retain(|address, _| primaries.iter().any(|primary| **primary == *address));
+            }
+        };
+        tokio::join!(self.map.keep_known(), give_up);
+    }
+
+    /// The node at this address, with links that are up or will be.
+    pub(crate) fn node_at(self: &Arc<Self>, address: &Address) -> Arc<Node> {
+        let mut nodes = lock(&self.nodes);
+        if let Some(node) = nodes.get(address) {
+            return Arc::clone(node);
+        }
+        let dialer = Dialer::Node(Arc::clone(&self.map), address.clone());
+        let hear = Arc::clone(&self.hear);
+        let cluster = Arc::downgrade(self);
+        let messages = Purpose::Shards {
+            hear: Box::new(move |message| hear(message)),
+            subscription: Box::new(move |channel, is_on| {
+                if let Some(cluster) = cluster.upgrade() {
+                    cluster.hear_of_subscription(channel, is_on);
+                }
+            }),
+        };
+        let mut node = self.kit.node(&dialer, messages);
+        let mut keep_up = |link: &Arc<Link>| {
+            node.tasks.push(self.runtime.spawn(Arc::clone(link).keep_up()).abort_handle());
+        };
+        keep_up(&node.commands);
+        if self.listens {
+            keep_up(&node.messages);
+        }
+        let node = Arc::new(node);
+        nodes.insert(address.clone(), Arc::clone(&node));
+        node
+    }
+
+    /// Our channel for a slot: it is subscribed to soon.
+    fn channel(self: &Arc<Self>, slot: Slot) -> Arc<ShardChannel> {
+        let mut channels = lock(&self.channels);
+        let known = channels.entry(slot).or_insert_with(|| {
+            let channel = Arc::new(ShardChannel::new(slot, &self.client));
+            if self.listens {
+                self.runtime.spawn(Arc::clone(&channel).keep_up(Arc::clone(self)));
+            }
+            channel
+        });
+        Arc::clone(known)
+    }
+
+    /// A node says that a channel is subscribed to, or that it is not any more.
+    fn hear_of_subscription(&self, channel: &[u8], is_on: bool) {
+        if let Some(channel) = lock(&self.channels).get(&slot_of(channel)) {
+            if is_on {
+                channel.confirm();
+            } else {
+                channel.end();
+            }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,380 @@
+//! Which node of a cluster serves which slot, as far as we have heard.
+//!
+//! Three tell: `CLUSTER SLOTS`, asked of one node after the other; `MOVED`, which a node answers for a slot that is not its own; and
+//! what fails. A node that is cut off tells what was true once. Its *current epoch* is lower then: each failover and each slot that
+//! moves raises it. So a word of a lower epoch than we have heard counts only if no node tells of a higher one.
+//!
+//! Nothing is asked while all is well but once in half a minute. What fails makes us *doubt*: for some seconds we ask again and again,
+//! with random delays below a doubling ceiling, however many requests fail meanwhile.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use flock_core::wire::error::ErrorCode;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisError, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::address::Address;
+use crate::error::{ConnectError, ServerError};
+use crate::jitter::{Backoff, Jitter};
+use crate::link;
+use crate::slot::{SLOTS, Slot};
+
+/// How often the nodes are asked while all is well.
+const ASK_EVERY: Duration = Duration::from_secs(30);
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MOST: Duration = Duration::from_secs(1);
+/// How long a doubt lasts unless there are new ones.
+const DOUBT: Duration = Duration::from_secs(3);
+
+/// Who serves what.
+#[derive(Debug, Default)]
+struct Known {
+    /// The current epoch of the node that told.
+    epoch: u64,
+    /// By slot.
+    primaries: Vec<Option<Arc<Address>>>,
+    /// All nodes, replicas too.
+    nodes: Vec<Address>,
+}
+
+impl Known {
+    fn new() -> Self {
+        Self { primaries: vec![None; usize::from(SLOTS)], ..Self::default() }
+    }
+
+    fn primary(&self, slot: Slot) -> Option<&Arc<Address>> {
+        self.primaries.get(usize::from(slot))?.as_ref()
+    }
+
+    /// True if that is new.
+    fn assign(&mut self, slot: Slot, primary: &Arc<Address>) -> bool {
+        let Some(known) = self.primaries.get_mut(usize::from(slot)) else { return false };
+        let news = known.as_ref() != Some(primary);
+        if news {
+            *known = Some(Arc::clone(primary));
+        }
+        news
+    }
+}
+
+pub(crate) struct SlotMap {
+    /// Those of the URL: they are never forgotten.
+    named: Vec<Address>,
+    /// How nodes are connected to, but for the address.
+    node: ConnectionInfo,
+    connect_timeout: Duration,
+    jitter: Jitter,
+    known: watch::Sender<Known>,
+    doubted: Mutex<Option<Instant>>,
+    doubt: Notify,
+    turns: AtomicUsize,
+}
+
+impl fmt::Debug for SlotMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotMap").field("named", &self.named).finish_non_exhaustive()
+    }
+}
+
+impl SlotMap {
+    pub(crate) fn new(named: Vec<Address>, node: ConnectionInfo, connect_timeout: Duration) -> Self {
+        let (seed, _) = uuid::Uuid::new_v4().as_u64_pair();
+        Self {
+            named,
+            node,
+            connect_timeout,
+            jitter: Jitter::new(seed),
+            known: watch::Sender::new(Known::new()),
+            doubted: Mutex::default(),
+            doubt: Notify::new(),
+            turns: AtomicUsize::new(0),
+        }
+    }
+
+    /// The primary of a slot; if nobody is known to be that, somebody who will say so.
+    pub(crate) fn primary(&self, slot: Slot) -> Arc<Address> {
+        let primary = self.known.borrow().primary(slot).cloned();
+        primary.unwrap_or_else(|| {
+            self.doubt();
+            Arc::new(self.turn().swap_remove(0))
+        })
+    }
+
+    /// All primaries that have slots, sorted.
+    pub(crate) fn primaries(&self) -> Vec<Arc<Address>> {
+        let mut primaries: Vec<_> = self.known.borrow().primaries.iter().flatten().cloned().collect();
+        primaries.sort_by(|a, b| (&a.host, a.port).cmp(&(&b.host, b.port)));
+        primaries.dedup();
+        primaries
+    }
+
+    /// Ends when the slot is known to be served elsewhere than at `here`.
+    pub(crate) async fn moved(&self, slot: Slot, here: &Address) {
+        let mut known = self.known.subscribe();
+        let elsewhere = |known: &Known| known.primary(slot).is_some_and(|primary| **primary != *here);
+        let _ = known.wait_for(elsewhere).await; // the sender is ours
+    }
+
+    /// Tells that the map has changed.
+    pub(crate) fn changes(&self) -> watch::Receiver<impl Sized + use<>> {
+        self.known.subscribe()
+    }
+
+    /// Something has failed that would if the map were wrong: the nodes are asked soon.
+    pub(crate) fn doubt(&self) {
+        let now = Instant::now();
+        let before = self.doubted.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        if before.is_none_or(|before| now.duration_since(before) > DOUBT) {
+            self.doubt.notify_one();
+        }
+    }
+
+    /// Takes what an error that a node has answered tells of the map.
+    pub(crate) fn heed(&self, node: &Address, error: &ServerError) {
+        if error.known() == Some(ErrorCode::Moved)
+            && let Some((slot, primary)) = redirection(error, |_| node.host.clone())
+        {
+            let primary = Arc::new(primary);
+            self.known.send_if_modified(|known| known.assign(slot, &primary));
+        }
+        if matches!(error.known(), Some(ErrorCode::Moved | ErrorCode::ReadOnly | ErrorCode::ClusterDown)) {
+            self.doubt();
+        }
+    }
+
+    /// Whom a node names for one request: it has the slot still, and the key no more.
+    pub(crate) fn asked_instead(&self, error: &ServerError) -> Option<Address> {
+        let is_ask = error.known() == Some(ErrorCode::Ask);
+        is_ask.then(|| redirection(error, |slot| self.primary(slot).host.clone()))?.map(|(_, address)| address)
+    }
+
+    /// Asks until a node has told; fails when none has by `until`, and at once if they refuse us.
+    pub(crate) async fn first_known(&self, until: Instant) -> Result<(), ConnectError> {
+        let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+        loop {
+            let Err(trouble) = self.ask_all().await else { return Ok(()) };
+            let trouble = Arc::new(trouble);
+            if let Some(refusal) = link::refusal(&trouble) {
+                return Err(refusal);
+            }
+            let pause = backoff.next(&self.jitter);
+            if Instant::now() + pause >= until {
+                return Err(ConnectError::Unavailable(trouble.into()));
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Keeps the map up to date, for ever; runs on the client's thread.
+    pub(crate) async fn keep_known(&self) {
+        let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+        loop {
+            let doubted = *self.doubted.lock().unwrap_or_else(PoisonError::into_inner);
+            if doubted.is_some_and(|doubted| doubted.elapsed() <= DOUBT) {
+                sleep(backoff.next(&self.jitter)).await;
+            } else {
+                backoff.reset();
+                tokio::select! {
+                    () = self.doubt.notified() => continue,
+                    () = sleep(self.jitter.around(ASK_EVERY)) => {}
+                }
+            }
+            if let Err(error) = self.ask_all().await {
+                tracing::debug!(%error, "no node tells who serves which slot");
+            }
+        }
+    }
+
+    /// Asks the nodes in turn, until one tells what is not older than what we know.
+    async fn ask_all(&self) -> Result<(), RedisError> {
+        let nodes = self.turn();
+        let share = self.connect_timeout / u32::try_from(nodes.len()).unwrap_or(u32::MAX).max(1);
+        let epoch = self.known.borrow().epoch;
+        let (mut older, mut trouble) = (None::<Known>, None);
+        for node in nodes {
+            let asking = timeout(share, self.ask(&node)).await;
+            match asking.unwrap_or_else(|_| Err(link::timed_out("no answer in time"))) {
+                Ok(word) if word.epoch >= epoch => {
+                    self.take(word);
+                    return Ok(());
+                }
+                Ok(word) if older.as_ref().is_none_or(|older| older.epoch < word.epoch) => older = Some(word),
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(%node, %error, "does not tell who serves which slot");
+                    trouble = Some(error);
+                }
+            }
+        }
+        match (older, trouble) {
+            (Some(word), _) => {
+                self.take(word);
+                Ok(())
+            }
+            (None, trouble) => Err(trouble.unwrap_or_else(|| link::timed_out("no node to ask"))),
+        }
+    }
+
+    async fn ask(&self, node: &Address) -> Result<Known, RedisError> {
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let mut connection = self.open(node, config).await?;
+        let mut requests = redis::pipe();
+        for question in ["INFO", "SLOTS"] {
+            requests.cmd("CLUSTER").arg(question);
+        }
+        let (info, slots): (String, Value) = requests.query_async(&mut connection).await?;
+        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.parse().ok());
+        let epoch = epoch.ok_or_else(|| link::timed_out("a node that tells no epoch"))?;
+        read(&slots, node, epoch).ok_or_else(|| link::timed_out("an answer that cannot be one"))
+    }
+
+    /// To be bounded by the caller.
+    pub(crate) async fn open(
+        &self,
+        node: &Address,
+        config: AsyncConnectionConfig,
+    ) -> Result<MultiplexedConnection, RedisError> {
+        let client = Client::open(node.put_into(&self.node))?;
+        client.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    fn take(&self, word: Known) {
+        self.known.send_if_modified(|known| {
+            let news = known.primaries != word.primaries;
+            *known = word;
+            news
+        });
+    }
+
+    /// All nodes, each time beginning with another. There is at least one: the URL names it.
+    fn turn(&self) -> Vec<Address> {
+        let mut nodes = self.known.borrow().nodes.clone();
+        for named in &self.named {
+            if !nodes.contains(named) {
+                nodes.push(named.clone());
+            }
+        }
+        let first = self.turns.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
+        nodes.rotate_left(first);
+        nodes
+    }
+}
+
+/// What `MOVED slot host:port` and `ASK slot host:port` say. Without a host it is that of the node which says so.
+fn redirection(error: &ServerError, said_by: impl Fn(Slot) -> String) -> Option<(Slot, Address)> {
+    let (slot, address) = error.message().split_once(' ')?;
+    let (host, port) = address.rsplit_once(':')?;
+    let slot = slot.parse().ok()?;
+    let host = if host.is_empty() { said_by(slot) } else { host.to_owned() };
+    Some((slot, Address { host, port: port.parse().ok()? }))
+}
+
+/// Reads what CLUSTER SLOTS answers.
+fn read(slots: &Value, told_by: &Address, epoch: u64) -> Option<Known> {
+    let Value::Array(ranges) = slots else { return None };
+    let mut known = Known { epoch, ..Known::new() };
+    let mut primaries: HashMap<Address, Arc<Address>> = HashMap::new();
+    for range in ranges {
+        let Value::Array(range) = range else { return None };
+        let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_slice() else { return None };
+        let mut nodes = nodes.iter().map(|node| read_node(node, told_by));
+        let primary = nodes.next()?;
+        for node in primary.iter().cloned().chain(nodes.flatten()) {
+            if !known.nodes.contains(&node) {
+                known.nodes.push(node);
+            }
+        }
+        let Some(primary) = primary else { continue }; // it does not know its name yet
+        let primary = primaries.entry(primary.clone()).or_insert_with(|| Arc::new(primary));
+        for slot in Slot::try_from(*first).ok()?..=Slot::try_from(*last).ok()? {
+            known.assign(slot, primary);
+        }
+    }
+    Some(known)
+}
+
+fn read_node(node: &Value, told_by: &Address) -> Option<Address> {
+    let Value::Array(node) = node else { return None };
+    let [host, Value::Int(port), ..] = node.as_slice() else { return None };
+    let host = match host {
+        Value::Nil => told_by.host.clone(),
+        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        Value::SimpleString(host) => host.clone(),
+        _ => return None,
+    };
+    let host = if host.is_empty() { told_by.host.clone() } else { host };
+    (host != "?").then_some(Address { host, port: u16::try_from(*port).ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    fn address(port: u16) -> Address {
+        Address { host: "h".into(), port }
+    }
+
+    fn map() -> SlotMap {
+        let node = "valkey://h:1".into_connection_info().unwrap();
+        SlotMap::new(vec![address(1)], node, Duration::from_secs(1))
+    }
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec()), Value::Array(vec![])])
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn range(first: i64, last: i64, nodes: Vec<Value>) -> Value {
+        Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
+    }
+
+    #[test]
+    fn slots_are_read_as_the_server_writes_them() {
+        let told = Value::Array(vec![
+            range(0, 1, vec![node(bulk("a"), 1), node(bulk(""), 2)]),
+            range(3, 16_383, vec![node(Value::Nil, 3)]),
+        ]);
+        let known = read(&told, &address(9), 7).unwrap();
+        let primary = |slot| known.primary(slot).map(|primary| primary.to_string());
+        assert_eq!([0, 1, 2, 3, 16_383].map(primary).map(Option::unwrap_or_default), ["a:1", "a:1", "", "h:3", "h:3"]);
+        assert_eq!(known.nodes.iter().map(Address::to_string).collect::<Vec<_>>(), ["a:1", "h:2", "h:3"]);
+        let unknown = Value::Array(vec![range(0, 1, vec![node(bulk("?"), 1)])]);
+        assert_eq!(read(&unknown, &address(9), 7).unwrap().primary(0), None);
+        for wrong in [Value::Nil, Value::Array(vec![Value::Nil]), Value::Array(vec![range(-1, 2, vec![])])] {
+            assert!(read(&wrong, &address(9), 7).is_none());
+        }
+    }
+
+    #[test]
+    fn redirection_moves_one_slot() {
+        let map = map();
+        map.heed(&address(1), &ServerError::new("MOVED", "5 10.0.0.1:7"));
+        map.heed(&address(1), &ServerError::new("MOVED", "6 :8"));
+        map.heed(&address(1), &ServerError::new("MOVED", "7 ::1:9"));
+        map.heed(&address(1), &ServerError::new("MOVED", "99999 h:9"));
+        map.heed(&address(1), &ServerError::new("ASK", "8 h:9"));
+        let primaries: Vec<_> = [5, 6, 7].map(|slot| map.primary(slot).to_string()).into();
+        assert_eq!(primaries, ["10.0.0.1:7", "h:8", "[::1]:9"]);
+        assert_eq!(*map.primary(8), address(1), "nobody is known: who is named in the URL");
+        assert_eq!(map.primaries().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn slot_that_has_moved_is_told() {
+        let map = map();
+        map.heed(&address(1), &ServerError::new("MOVED", "5 h:7"));
+        assert!(timeout(Duration::from_millis(20), map.moved(5, &address(7))).await.is_err());
+        map.moved(5, &address(1)).await;
+    }
+}

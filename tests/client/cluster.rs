@@ -1,0 +1,323 @@
+//! A cluster: each key at the node that serves its slot, and followed when the slot moves or its node fails.
+
+use std::future::IntoFuture;
+use std::time::{Duration, Instant};
+
+use flock_client::{AcquireError, ConnectError, Flock, Guard, HoldError, LossReason};
+use flock_tests::migration::Migration;
+use flock_tests::reply::Reply;
+use flock_tests::resp::Protocol;
+use flock_tests::server::{self, Generation, Server};
+use flock_tests::topology::Cluster;
+use flock_tests::wait::wait_until;
+use flock_tests::{args, on_own_servers};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::load::{Load, WITH_LOSS, WITHOUT_LOSS};
+use crate::scene::{
+    SOON, assert_in_time, connections, held, held_and_waiting, is_current, long_tier, ms,
+    wait_until_waiting, within_bounds,
+};
+
+on_own_servers![
+    every_key_is_asked_for_at_its_node,
+    lock_follows_its_slot_by_the_older_way,
+    nothing_is_lost_while_slots_move,
+    killed_primary_is_replaced,
+    primary_that_is_taken_over_is_left,
+    outage_is_no_storm,
+    what_makes_no_sense_in_a_cluster_is_told,
+    users_need_few_permissions,
+];
+
+/// How long a failover may take on a busy machine: the nodes notice, and vote.
+const MOVED_WITHIN: Duration = Duration::from_secs(20);
+const PRIMARIES: usize = 3;
+
+fn url(cluster: &Cluster) -> String {
+    let addresses: Vec<_> = cluster.nodes.iter().map(|node| node.addr().to_string()).collect();
+    format!("valkey+cluster://{}", addresses.join(","))
+}
+
+async fn connect(cluster: &Cluster) -> Flock {
+    Flock::connect(url(cluster)).await.expect("the cluster is there")
+}
+
+/// Nodes notice soon that one is gone.
+fn attentive(builder: &server::Builder) -> server::Builder {
+    builder.clone().config("cluster-node-timeout", 1500)
+}
+
+/// A hash tag for each of the first nodes, with which a key is that node's.
+fn tags(cluster: &Cluster, nodes: usize) -> Vec<String> {
+    let mut tags = vec![None; nodes];
+    for number in 0.. {
+        let tag = format!("{{{number}}}");
+        let owner = cluster.owner_of(&tag);
+        tags[owner].get_or_insert(tag);
+        if tags.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    tags.into_iter().flatten().collect()
+}
+
+/// Somebody waits for the lock, without a limit that a test would reach.
+fn waits(flock: &Flock, key: &str) -> JoinHandle<Result<Guard, AcquireError>> {
+    tokio::spawn(flock.lock(key).wait(ms(35_000)).into_future())
+}
+
+async fn granted(waiting: JoinHandle<Result<Guard, AcquireError>>) -> Guard {
+    timeout(SOON, waiting).await.expect("it is granted soon").expect("it has not panicked").expect("it is granted")
+}
+
+fn every_key_is_asked_for_at_its_node(builder: server::Builder) {
+    let cluster = Cluster::start(&builder, PRIMARIES);
+    within_bounds(async {
+        let (flock, other) = (connect(&cluster).await, connect(&cluster).await);
+        let keys: Vec<_> = tags(&cluster, PRIMARIES).iter().map(|tag| format!("{tag}k")).collect();
+        for (key, node) in keys.iter().zip(&cluster.nodes) {
+            let guard = held(&flock, key).await;
+            assert!(is_current(node, &guard));
+            let waiting = waits(&other, key);
+            wait_until_waiting(node, 1);
+            sleep(ms(100)).await; // its channel is subscribed to by then: the grant is pushed, and not asked for
+            let began = Instant::now();
+            guard.release().await.unwrap();
+            let next = granted(waiting).await;
+            assert_in_time(began, began.elapsed(), ms(250));
+            drop(next);
+        }
+        let all = flock.lock_all(&keys).wait(SOON).await.unwrap();
+        assert!(other.lock_all(&keys).try_acquire().await.unwrap().is_none());
+        assert_eq!(flock.stats().await.unwrap().number("flock_held"), Some(3));
+        let mut listed: Vec<_> = flock.list("*").page_size(1).all().await.unwrap().into_iter().map(|lock| lock.key).collect();
+        listed.sort();
+        assert_eq!(listed, all.iter().map(|guard| guard.key().to_vec()).collect::<Vec<_>>());
+        flock.ping().await.unwrap();
+        for (key, guard) in keys.iter().zip(all.iter()) {
+            let guard = all.iter().find(|guard| guard.key() == key.as_bytes()).unwrap_or(guard);
+            assert_eq!(flock.info(key, 0).await.unwrap().unwrap().holders[0].token, guard.token());
+            guard.renew().await.unwrap(); // the next renewal is far away: it is the message that tells
+            assert_eq!(other.revoke(key).await.unwrap(), 1);
+            assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Some(LossReason::Revoked));
+        }
+        drop(all);
+        for node in &cluster.nodes {
+            wait_until("nothing is left", SOON, || held_and_waiting(node) == (0, 0));
+        }
+    });
+}
+
+/// The slot of a held lock goes to another node and back, by `carry`; somebody waits for it all the while.
+fn lock_follows_its_slot(cluster: &Cluster, carry: fn(&mut Migration<'_>, &str)) {
+    within_bounds(async {
+        let (flock, other) = (connect(cluster).await, connect(cluster).await);
+        let key = "{k}";
+        let home = cluster.owner_of(key);
+        let mut holder = flock.lock(key).lease(ms(6000)).await.unwrap();
+        for to in [(home + 1) % PRIMARIES, home] {
+            let waiting = waits(&other, key);
+            let mut way = Migration::new(cluster, key, to);
+            wait_until_waiting(way.source_node, 1);
+            let began = Instant::now();
+            carry(&mut way, key);
+            way.wait_until_there(key);
+            wait_until_waiting(way.target_node, 1);
+            println!("waits at the new node after {:?}", began.elapsed());
+            holder.renew().await.unwrap();
+            assert!(is_current(way.target_node, &holder));
+            sleep(ms(100)).await;
+            let began = Instant::now();
+            let token = holder.token();
+            holder.release().await.unwrap();
+            let next = granted(waiting).await;
+            assert_in_time(began, began.elapsed(), ms(250));
+            assert!(next.token() > token && is_current(way.target_node, &next));
+            holder = next;
+            // What the new node says of the hold is heard.
+            flock.revoke(key).await.unwrap();
+            assert_eq!(timeout(SOON, holder.lost()).await.unwrap(), Some(LossReason::Revoked));
+            holder = flock.lock(key).lease(ms(6000)).wait(SOON).await.unwrap();
+        }
+    });
+}
+
+fn lock_follows_its_slot_by_the_older_way(builder: server::Builder) {
+    let cluster = Cluster::start(&builder, PRIMARIES);
+    lock_follows_its_slot(&cluster, |way, key| {
+        way.begin();
+        way.carry(key);
+        // The key has gone, the slot has not: who asks is sent on, each time.
+        wait_until("somebody has been sent on", SOON, || {
+            way.source_node.info("errorstats").get("errorstat_ASK").is_some()
+        });
+        way.end();
+    });
+}
+
+#[test]
+fn lock_follows_its_slot_atomically() {
+    let cluster = Cluster::start(&Server::builder().generation(Generation::New), PRIMARIES);
+    lock_follows_its_slot(&cluster, |way, _| way.ask_for_atomic());
+}
+
+fn nothing_is_lost_while_slots_move(builder: server::Builder) {
+    let cluster = Cluster::start(&builder, PRIMARIES);
+    let atomic = !format!("{builder:?}").contains("Old");
+    within_bounds(async {
+        let flock = connect(&cluster).await;
+        let keys: Vec<_> = ["{k}a", "{k}b", "{l}a", "{m}a"].map(str::to_owned).into();
+        let kept = flock.lock("{k}kept").lease(ms(6000)).await.unwrap();
+        let load = Load::start(&flock, &keys);
+        for round in 0..if long_tier() { 12 } else { 4 } {
+            sleep(ms(300)).await;
+            let mut way = Migration::new(&cluster, "{k}", (cluster.owner_of("{k}") + 1) % PRIMARIES);
+            if atomic && round % 2 == 0 {
+                way.ask_for_atomic();
+            } else {
+                way.begin();
+                way.carry_all();
+                way.end();
+            }
+            way.wait_until_there("{k}");
+            way.wait_until_known("{k}");
+        }
+        sleep(ms(300)).await;
+        load.end(&WITHOUT_LOSS).await;
+        kept.renew().await.unwrap();
+        assert!(is_current(&cluster.nodes[cluster.owner_of("{k}")], &kept));
+    });
+}
+
+/// Under load the first primary goes, by `end`. What its replica has heard of stays held and is renewed; who waits is granted by the
+/// replica; the other nodes' locks do not notice.
+fn primary_goes(builder: &server::Builder, end: fn(&mut Cluster)) {
+    let mut cluster = Cluster::start_replicated(&attentive(builder), PRIMARIES);
+    within_bounds(async {
+        let (flock, other) = (connect(&cluster).await, connect(&cluster).await);
+        let tags = tags(&cluster, PRIMARIES);
+        let (kept, contested) = (format!("{}kept", tags[0]), format!("{}k", tags[0]));
+        let kept = flock.lock(kept).lease(ms(15_000)).acknowledged_by(1, SOON).await.unwrap();
+        let first = other.lock(&contested).lease(ms(15_000)).acknowledged_by(1, SOON).await.unwrap();
+        let waiting = waits(&flock, &contested);
+        wait_until_waiting(&cluster.nodes[0], 1);
+        let keys: Vec<_> = tags.iter().map(|tag| format!("{tag}load")).collect();
+        let load = Load::start(&flock, &keys);
+        let elsewhere = held(&flock, &format!("{}kept", tags[1])).await;
+        sleep(ms(300)).await;
+
+        let began = Instant::now();
+        end(&mut cluster);
+        let new = &cluster.nodes[PRIMARIES];
+        wait_until("the replica is a primary", MOVED_WITHIN, || new.info("replication").text("role") == "master");
+        println!("promoted after {:?}", began.elapsed());
+        wait_until("the waiter waits there", MOVED_WITHIN, || held_and_waiting(new).1 >= 1);
+        println!("waits there after {:?}", began.elapsed());
+        let token = first.token();
+        first.release().await.unwrap();
+        let second = granted(waiting).await;
+        assert!(second.token() > token && is_current(new, &second));
+        sleep(ms(300)).await;
+        load.end(&WITH_LOSS).await;
+        kept.renew().await.unwrap();
+        assert!(kept.is_valid() && is_current(new, &kept) && elsewhere.is_valid());
+    });
+}
+
+fn killed_primary_is_replaced(builder: server::Builder) {
+    primary_goes(&builder, |cluster| cluster.nodes[0].kill9());
+}
+
+fn primary_that_is_taken_over_is_left(builder: server::Builder) {
+    // It lives, and hears soon that it is a replica: until then two serve the same slots.
+    primary_goes(&builder, |cluster| cluster.fail_over(PRIMARIES, Some("TAKEOVER")));
+}
+
+fn outage_is_no_storm(builder: server::Builder) {
+    // One of two nodes dies: the cluster is down, and the other says so at once, however often it is asked.
+    let mut cluster = Cluster::start(&attentive(&builder), 2);
+    within_bounds(async {
+        let flock = connect(&cluster).await;
+        let tags = tags(&cluster, 2);
+        drop(held(&flock, &tags[0]).await);
+        drop(held(&flock, &tags[1]).await);
+        cluster.nodes[1].kill9();
+        let living = &cluster.nodes[0];
+        wait_until("the cluster is down", MOVED_WITHIN, || {
+            let mut conn = living.connect(Protocol::Resp2);
+            conn.cmd(&["GET", &tags[0]]).error_code() == Some("CLUSTERDOWN")
+        });
+        let refusals = || stat(living, "errorstats", "errorstat_CLUSTERDOWN", "count=");
+        let questions = || stat(living, "commandstats", "cmdstat_cluster|slots", "calls=");
+        let before = (refusals(), questions());
+        let (down, dead) = tokio::join!(flock.lock(&tags[0]).wait(ms(5000)), flock.lock(&tags[1]).wait(ms(5000)));
+        let error = down.unwrap_err();
+        assert!(matches!(&error, AcquireError::Server(error) if error.code() == "CLUSTERDOWN"), "{error:?}");
+        let error = dead.unwrap_err();
+        assert!(matches!(error, AcquireError::Unavailable(_)) && error.is_retryable(), "{error:?}");
+        let (refused, asked) = (refusals() - before.0, questions() - before.1);
+        println!("refused {refused} times in 5 s, asked for the slots {asked} times");
+        assert!((1..50).contains(&refused) && asked < 50, "{refused} {asked}");
+    });
+}
+
+/// A number in one of the server's statistics; none is 0.
+fn stat(server: &Server, section: &str, name: &str, field: &str) -> u64 {
+    let info = server.info(section);
+    let number = |stat: &str| stat.split(',').find_map(|pair| pair.strip_prefix(field)?.parse().ok());
+    info.get(name).and_then(number).unwrap_or(0)
+}
+
+fn what_makes_no_sense_in_a_cluster_is_told(builder: server::Builder) {
+    let cluster = Cluster::start(&builder, 1);
+    let alone = builder.start();
+    within_bounds(async {
+        for wrong in ["valkey+cluster://", "valkey+cluster://h:x", "valkey+cluster://h/x", "http+cluster://h", "valkey+cluster://h?a=b"] {
+            let error = Flock::connect(wrong).await.unwrap_err();
+            assert!(matches!(error, ConnectError::Config(_)), "{wrong}: {error:?}");
+        }
+        let began = Instant::now();
+        let error = Flock::connect(format!("valkey+cluster://{}", alone.addr())).await.unwrap_err();
+        let ConnectError::Server(server) = &error else { panic!("no cluster: {error:?}") };
+        assert!(server.message().contains("cluster support disabled"), "{server}");
+        let error = Flock::connect(format!("{}/7", url(&cluster))).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Server(_)), "wrong database: {error:?}");
+        assert_in_time(began, began.elapsed(), ms(2000));
+        let gone = Server::builder().without_module().start().addr();
+        let builder = Flock::builder(format!("valkey+cluster://u:secret@{gone}")).connect_timeout(ms(300));
+        let error = builder.connect().await.unwrap_err();
+        assert!(matches!(error, ConnectError::Unavailable(_)) && !format!("{error:?}").contains("secret"), "{error:?}");
+
+        // One that is not there does not matter.
+        let flock = Flock::connect(format!("valkey+cluster://{gone},{}", cluster.nodes[0].addr())).await.unwrap();
+        let error = flock.lock("k").session(ms(5000)).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Config(_)), "{error:?}");
+        let guard = flock.lock("k").reentrant("me").await.unwrap();
+        let mut again = flock.lock("k").reentrant("me").await.unwrap();
+        assert_eq!(guard.token(), again.token());
+        assert!(matches!(again.downgrade().await, Err(HoldError::Config(_))));
+    });
+}
+
+fn users_need_few_permissions(builder: server::Builder) {
+    let cluster = Cluster::start(&builder, 1);
+    within_bounds(async {
+        let node = &cluster.nodes[0];
+        let mut admin = node.connect(Protocol::Resp2);
+        let user = "ACL SETUSER worker on >p%w ~* resetchannels &flock:* +@flock +ssubscribe +cluster|slots +cluster|info";
+        assert_eq!(admin.cmd(&user.split(' ').collect::<Vec<_>>()), Reply::ok());
+        assert_eq!(admin.cmd(&["ACL", "SETUSER", "default", "resetpass", ">x"]), Reply::ok());
+        let right = Flock::builder(format!("redis+cluster://worker@{}", node.addr())).credentials(None, "p%w");
+        let (flock, other) = (right.clone().connect().await.unwrap(), right.connect().await.unwrap());
+        let guard = held(&flock, "k").await;
+        let waiting = waits(&other, "k");
+        sleep(ms(300)).await;
+        assert_eq!(connections(node, true).len(), 2, "both listen");
+        guard.release().await.unwrap();
+        granted(waiting).await.release().await.unwrap();
+        let error = Flock::connect(format!("redis+cluster://worker:wrong@{}", node.addr())).await.unwrap_err();
+        assert!(matches!(&error, ConnectError::Server(error) if error.code() == "WRONGPASS"), "{error:?}");
+    });
+}
