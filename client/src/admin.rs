@@ -284,7 +284,14 @@ impl Flock {
     /// shown twice, or not.
     pub fn list(&self, pattern: impl AsRef<[u8]>) -> Locks {
         let page_size = List::default().count;
-        Locks { flock: self.clone(), pattern: pattern.as_ref().into(), owner: None, page_size, cursor: 0, servers: None }
+        Locks {
+            flock: self.clone(),
+            pattern: pattern.as_ref().into(),
+            owner: None,
+            page_size,
+            cursor: 0,
+            servers: None,
+        }
     }
 
     /// Ends all holds of a lock, tells their owners, and grants the next in the queue. Returns how many were ended. Waiting requests stay.
@@ -354,7 +361,10 @@ impl Flock {
         repeatable: bool,
     ) -> Result<T, AdminError> {
         let engine = self.engine();
-        engine.ask(call(Arc::clone(engine), asked, command, read, repeatable)).await.map_err(|_| AdminError::ShutDown)?
+        engine
+            .ask(call(Arc::clone(engine), asked, command, read, repeatable))
+            .await
+            .map_err(|_| AdminError::ShutDown)?
     }
 }
 

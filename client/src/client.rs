@@ -250,7 +250,9 @@ impl Builder {
         if !HostsUrl::is_one(&self.url, CLUSTER) {
             return self.dialer().map(Way::One);
         }
-        let form = || ConnectError::Config("not a URL of the form valkey+cluster://[user][:password@]host[:port],...[/db]".into());
+        let form = || {
+            ConnectError::Config("not a URL of the form valkey+cluster://[user][:password@]host[:port],...[/db]".into())
+        };
         let url = HostsUrl::parse(&self.url, CLUSTER, CLUSTER_PORT).ok_or_else(form)?;
         let db = url.path.filter(|path| !path.is_empty()).unwrap_or("0");
         let node = self.client(&url.server(db).ok_or_else(form)?)?;

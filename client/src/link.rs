@@ -295,6 +295,7 @@ impl Link {
                     let _ = self.events.send(Event::Connected { link: self.name() });
                     self.watch_over(up).await;
                     self.up.send_replace(None);
+                    self.dialer.doubt();
                     tracing::warn!(link = self.name(), epoch, "connection given up");
                     let _ = self.events.send(Event::Disconnected { link: self.name() });
                     // One that is closed again as soon as it is made is as bad as none.
@@ -304,6 +305,7 @@ impl Link {
                 }
                 Err(error) => {
                     tracing::debug!(link = self.name(), %error, "cannot connect");
+                    self.dialer.doubt();
                     *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
                 }
             }
@@ -357,7 +359,8 @@ impl Link {
     /// Runs in the connection's read loop.
     fn hear(&self, epoch: u64, push: &PushInfo) {
         match (&push.kind, &self.purpose) {
-            (PushKind::Message, Purpose::Messages { hear, .. }) | (PushKind::SMessage, Purpose::Shards { hear, .. }) => {
+            (PushKind::Message, Purpose::Messages { hear, .. })
+            | (PushKind::SMessage, Purpose::Shards { hear, .. }) => {
                 // What an older connection still delivers counts as well: each message is about one owner and one token.
                 if let Some(Value::BulkString(message)) = push.data.get(1) {
                     hear(message);

@@ -257,9 +257,13 @@ fn check(request: &Request, grace_min: Option<Duration>) -> Result<(), AcquireEr
         }
     }
     match (request.session, grace_min) {
-        (Some(_), None) => return wrong("a cluster has no sessions: a slot that moves leaves the connection behind".into()),
+        (Some(_), None) => {
+            return wrong("a cluster has no sessions: a slot that moves leaves the connection behind".into());
+        }
         (Some(grace), Some(min)) if grace < min => {
-            return wrong(format!("the session's grace is below {min:?}: two heartbeats and a response timeout").into());
+            return wrong(
+                format!("the session's grace is below {min:?}: two heartbeats and a response timeout").into(),
+            );
         }
         _ => {}
     }

@@ -80,7 +80,10 @@ impl NodeKit {
 #[derive(Debug)]
 pub(crate) enum Nodes {
     /// Standalone, or what Sentinel watches over: one primary, wherever it is.
-    One { node: Arc<Node>, channel: Arc<str> },
+    One {
+        node: Arc<Node>,
+        channel: Arc<str>,
+    },
     Cluster(Arc<Cluster>),
 }
 

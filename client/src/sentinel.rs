@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, RedisConnectionInfo,
-    RedisError, Value,
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, Value,
 };
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};

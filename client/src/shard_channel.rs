@@ -29,7 +29,10 @@ const IDLE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) enum Inbox {
     /// The client's own.
-    Client { node: Arc<Node>, channel: Arc<str> },
+    Client {
+        node: Arc<Node>,
+        channel: Arc<str>,
+    },
     Shard(Arc<ShardChannel>),
 }
 
@@ -146,7 +149,6 @@ impl ShardChannel {
             idle = is_idle;
         }
     }
-
 }
 
 /// Ends when the number is higher than that.

@@ -54,7 +54,9 @@ mod tests {
     #[test]
     fn slots_are_those_of_the_server() {
         // What CLUSTER KEYSLOT answers.
-        for (name, slot) in [("", 0), ("foo", 12_182), ("123456789", 12_739), ("{foo}bar", 12_182), ("a{foo}{bar}", 12_182)] {
+        for (name, slot) in
+            [("", 0), ("foo", 12_182), ("123456789", 12_739), ("{foo}bar", 12_182), ("a{foo}{bar}", 12_182)]
+        {
             assert_eq!(slot_of(name.as_bytes()), slot, "{name}");
         }
         for plain in ["{}foo", "{foo", "}foo{"] {

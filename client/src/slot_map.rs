@@ -224,11 +224,9 @@ impl SlotMap {
     async fn ask(&self, node: &Address) -> Result<Known, RedisError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let mut connection = self.open(node, config).await?;
-        let mut requests = redis::pipe();
-        for question in ["INFO", "SLOTS"] {
-            requests.cmd("CLUSTER").arg(question);
-        }
-        let (info, slots): (String, Value) = requests.query_async(&mut connection).await?;
+        // One by one: a refusal is then told word for word.
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut connection).await?;
+        let slots: Value = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
         let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.parse().ok());
         let epoch = epoch.ok_or_else(|| link::timed_out("a node that tells no epoch"))?;
         read(&slots, node, epoch).ok_or_else(|| link::timed_out("an answer that cannot be one"))

@@ -7,10 +7,12 @@
 //! | `terminal.rs` | keys, suspension, `top`, colours |
 //! | `locks.rs` | `ls`, `info`, `revoke`, `bench`, and how the server is found |
 //! | `admin.rs` | the client's administrative calls, when answers are lost |
+//! | `cluster.rs` | a cluster by its URL |
 //! | `tls.rs` | a server that is trusted, and one that is not |
 //! | `scene.rs`, `pty.rs` | flockctl as a process, with and without a terminal |
 
 mod admin;
+mod cluster;
 mod locks;
 mod loss;
 mod pty;

@@ -136,7 +136,8 @@ impl<'a> Migration<'a> {
     /// If one does not within 30 s.
     #[track_caller]
     pub fn wait_until_known(&self, key: &str) {
-        for node in self.cluster.nodes.iter().filter(|node| node.is_running() && node.port() != self.target_node.port()) {
+        for node in self.cluster.nodes.iter().filter(|node| node.is_running() && node.port() != self.target_node.port())
+        {
             let (mut conn, port) = (node.connect(Protocol::Resp2), self.target_node.port());
             wait_until("all nodes know where the slot is", MIGRATED_WITHIN, || {
                 let reply = conn.cmd(&args!["TYPE", key]);
