@@ -248,7 +248,7 @@ impl Builder {
 
     fn way(&self) -> Result<Way, ConnectError> {
         if !HostsUrl::is_one(&self.url, CLUSTER) {
-            return self.dialer().map(Way::One);
+            return self.dialer().map(Box::new).map(Way::One);
         }
         let form = || {
             ConnectError::Config("not a URL of the form valkey+cluster://[user][:password@]host[:port],...[/db]".into())
@@ -400,7 +400,7 @@ struct Ground {
 
 /// How servers are found.
 enum Way {
-    One(Dialer),
+    One(Box<Dialer>),
     Cluster(Arc<SlotMap>),
 }
 

@@ -52,6 +52,9 @@ pub(crate) struct LinkConfig {
 /// Takes a message, in the read loop: it must not block.
 pub(crate) type Hear = Box<dyn Fn(&[u8]) + Send + Sync>;
 
+/// Takes the name of a shard channel, and whether it is subscribed to; in the read loop.
+pub(crate) type HearOfSubscription = Box<dyn Fn(&[u8], bool) + Send + Sync>;
+
 /// What a link is for.
 pub(crate) enum Purpose {
     Commands,
@@ -64,7 +67,7 @@ pub(crate) enum Purpose {
     /// by itself.
     Shards {
         hear: Hear,
-        subscription: Box<dyn Fn(&[u8], bool) + Send + Sync>,
+        subscription: HearOfSubscription,
     },
 }
 

@@ -25,6 +25,7 @@ on_own_servers![
     nothing_is_lost_while_slots_move,
     killed_primary_is_replaced,
     primary_that_is_taken_over_is_left,
+    rolling_restart_loses_nothing,
     outage_is_no_storm,
     what_makes_no_sense_in_a_cluster_is_told,
     users_need_few_permissions,
@@ -244,6 +245,47 @@ fn killed_primary_is_replaced(builder: server::Builder) {
 fn primary_that_is_taken_over_is_left(builder: server::Builder) {
     // It lives, and hears soon that it is a replica: until then two serve the same slots.
     primary_goes(&builder, |cluster| cluster.fail_over(PRIMARIES, Some("TAKEOVER")));
+}
+
+fn rolling_restart_loses_nothing(builder: server::Builder) {
+    // How the module is upgraded: the replica first, then it takes over, then the old primary. Nothing is granted twice meanwhile.
+    let mut cluster = Cluster::start_replicated(&builder, PRIMARIES);
+    within_bounds(async {
+        let flock = connect(&cluster).await;
+        let tags = tags(&cluster, PRIMARIES);
+        let mut kept = Vec::new();
+        for tag in &tags {
+            kept.push(flock.lock(format!("{tag}kept")).lease(ms(9000)).await.unwrap());
+        }
+        let keys: Vec<_> = tags.iter().map(|tag| format!("{tag}load")).collect();
+        let load = Load::start(&flock, &keys);
+        for primary in 0..if long_tier() { PRIMARIES } else { 1 } {
+            let replica = PRIMARIES + primary;
+            sleep(ms(300)).await;
+            cluster.wait_settled();
+            cluster.nodes[replica].restart();
+            wait_in_step_under_load(&cluster.nodes[replica]);
+            cluster.fail_over(replica, None);
+            wait_in_step_under_load(&cluster.nodes[primary]);
+            cluster.wait_settled();
+            cluster.nodes[primary].restart();
+            wait_in_step_under_load(&cluster.nodes[primary]);
+        }
+        sleep(ms(300)).await;
+        load.end(&WITHOUT_LOSS).await;
+        for (tag, guard) in tags.iter().zip(&kept) {
+            guard.renew().await.unwrap();
+            assert!(is_current(&cluster.nodes[cluster.owner_of(tag)], guard));
+        }
+    });
+}
+
+/// Waits until a replica follows its primary, which goes on.
+fn wait_in_step_under_load(replica: &Server) {
+    wait_until("the replica follows", MOVED_WITHIN, || {
+        let info = replica.info("replication");
+        info.get("master_link_status") == Some("up") && info.get("master_sync_in_progress") == Some("0")
+    });
 }
 
 fn outage_is_no_storm(builder: server::Builder) {
