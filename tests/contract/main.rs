@@ -8,6 +8,7 @@ mod blocking;
 mod check;
 mod claim;
 mod clocks;
+mod cluster;
 mod config;
 mod contender;
 mod crowds;
