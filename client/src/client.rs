@@ -404,10 +404,10 @@ enum Way {
     Cluster(Arc<SlotMap>),
 }
 
-/// A client of one primary: cheap to clone, and usable from any thread and any async runtime.
+/// A client of one primary, or of a cluster: cheap to clone, and usable from any thread and any async runtime.
 ///
-/// It has two connections and a thread of its own, which live until the last clone and the last guard are gone; acquisitions that wait
-/// for replicas have a few connections more. A process that returns from `main` ends that thread too: call [`Flock::shutdown`] before,
+/// It has two connections (of a cluster, two to each primary that it needs) and a thread of its own, which live until the last clone and
+/// the last guard are gone; acquisitions that wait for replicas have a few connections more. A process that returns from `main` ends that thread too: call [`Flock::shutdown`] before,
 /// or what was just dropped may not be given back.
 #[derive(Clone)]
 pub struct Flock {
@@ -446,6 +446,11 @@ impl Flock {
     /// sentinels that are not named. With `valkeys+sentinel://...` and `rediss+sentinel://...` servers and sentinels speak TLS, all of
     /// them. The client follows the primary from one server to another: what waits is asked for again, what is held is renewed, and
     /// lost if the new primary does not know it.
+    ///
+    /// A cluster: `valkey+cluster://[user][:password@]host1[:port],host2[:port],...[/db]`, or `redis+cluster://...`; with
+    /// `valkeys+cluster://...` and `rediss+cluster://...` by TLS. The port is 6379 unless said. One of the nodes named is enough to learn of
+    /// the others. Each lock is asked for at the node that serves its slot, and followed when the slot moves or the node fails. The user
+    /// needs `+ssubscribe +cluster|slots +cluster|info` beside what one server wants.
     ///
     /// # Errors, cancel safety
     /// See [`Builder::connect`].

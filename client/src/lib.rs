@@ -32,7 +32,7 @@
 //! | have the grant on replicas before it counts | [`Lock::acknowledged_by`] |
 //! | have the lock end soon after its process | [`Lock::session`] |
 //! | cancel work whose lock is lost | [`Lock::run`], [`Guard::watch`], [`Guard::lost`] |
-//! | reach the server | by TCP, by a Unix socket, by TLS with the feature `tls` |
+//! | reach the server | by TCP, by a Unix socket, by TLS with the feature `tls`; by Sentinel; as a cluster |
 //!
 //! # What it promises
 //!
@@ -45,7 +45,8 @@
 //!   request that reaches the server when its connection is dead costs [`Builder::claim`], not a lease; that of a re-entrant handle
 //!   costs the lease.
 //! * **Retries that are safe.** Each acquisition has an owner of its own, and every request of it may be repeated.
-//! * **Connections that heal.** Two connections, watched by heartbeats, replaced when they break or fall silent; who waits asks again.
+//! * **Connections that heal.** Two connections (in a cluster, to each primary that is needed), watched by heartbeats, replaced when they
+//!   break or fall silent; who waits asks again.
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
 //! * **Your runtime is not in the way.** All that runs on a thread of the client's own: a busy or blocked runtime costs no lease.
 //!
@@ -57,8 +58,11 @@
 //!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
 //!   that may be promoted acknowledges.
 //! * **A killed process gives nothing back.** Its locks are free when their leases are over.
-//! * **One primary, reached directly** or found by Sentinel (`valkey+sentinel://host1,host2,host3/service`, see [`Flock::connect`]).
-//!   Cluster is not supported yet. A connection pooler in between would mix up whose connection is whose.
+//! * **Servers are reached directly**: one, one that Sentinel finds, or the nodes of a cluster (see [`Flock::connect`]). A connection
+//!   pooler in between would mix up whose connection is whose.
+//! * **A cluster is several servers.** Several locks at once are acquired one after the other, as ever; tokens rise for each lock, and
+//!   are not comparable between locks; a lock whose slot is on its way, by the older way of moving slots, is not waited for in order.
+//!   There are no sessions. See the operations guide.
 //!
 //! # Features
 //!

@@ -158,7 +158,8 @@ impl Lock {
     /// longer than the grace, the hold is lost as [`Disconnected`](crate::LossReason::Disconnected).
     ///
     /// `grace` is at least two heartbeats and a response timeout (2.5 s with the defaults): a connection that is silent for that long
-    /// may have been closed already. Not through a connection pooler.
+    /// may have been closed already. Not through a connection pooler, and not in a cluster, where it is refused: a slot that moves leaves
+    /// the connection behind.
     pub fn session(mut self, grace: Duration) -> Self {
         self.request.session = Some(grace);
         self

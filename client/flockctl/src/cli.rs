@@ -26,7 +26,7 @@ const NOTES: &str = "Environment: FLOCK_URL, the server; FLOCK_PASSWORD, its pas
                      killed by signal N, 126 or 127 if it cannot be run.";
 
 /// Not a doc comment: the brackets would be links there.
-const URL: &str = "The server: valkey://[user@]host[:port][/db], valkeys:// with TLS, or unix:///path. A password is better in \
+const URL: &str = "The server: valkey://[user@]host[:port][/db], valkeys:// with TLS, unix:///path, valkey+sentinel://host,.../service, or valkey+cluster://host,... A password is better in \
                    FLOCK_PASSWORD than here, where `ps` shows it";
 
 /// Where the server is.
