@@ -8,7 +8,7 @@ use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{Builder, Generation, Info, Server};
 use flock_tests::subscriber::Subscriber;
-use flock_tests::topology::{Cluster, wait_in_step};
+use flock_tests::topology::{Cluster, SYNC_WITHIN, wait_in_step};
 use flock_tests::wait::wait_until;
 use flock_tests::{args, on_own_servers};
 
@@ -184,7 +184,7 @@ fn failover_of_a_cluster_ends_waits(builder: Builder) {
     let mut promoted = cluster.nodes[replica].connect(Protocol::Resp2);
     assert_eq!(promoted.cmd(&["CLUSTER", "FAILOVER"]), Reply::ok());
     assert_eq!(bob.recv().error_code(), Some("UNBLOCKED"));
-    wait_until("the replica has taken over", MIGRATED_WITHIN, || {
+    wait_until("the replica has taken over", SYNC_WITHIN, || {
         promoted.cmd(&args!["FLOCK.CHECK", "k", token]) == Reply::Int(1)
     });
     assert_eq!(promoted.cmd(&args!["FLOCK.RELEASE", "k", "alice"]), Reply::Int(1));
