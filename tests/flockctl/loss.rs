@@ -1,5 +1,6 @@
 //! No command outlives its lock: what happens when the lock is lost, when it cannot be renewed, and when flockctl is killed.
 
+use std::ffi::OsStr;
 use std::time::Instant;
 
 use flock_tests::on_own_servers;
@@ -8,16 +9,19 @@ use flock_tests::server::Builder;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::scene::{ask, flockctl, held, is_alive, ms, start, wait_until_dead};
+use crate::scene::{ask, flockctl, held, is_alive, ms, program, start, wait_until_dead};
 
 on_own_servers![
     revoked_command_is_asked_to_end,
     command_that_does_not_end_is_killed_after_the_grace,
     grandchildren_end_with_the_lock,
+    who_has_made_a_group_of_its_own_ends_with_the_lock,
     loss_that_nobody_told_is_noticed_at_the_end,
     command_ends_before_a_lease_that_cannot_be_renewed,
     stubborn_command_is_killed_before_the_lease_is_over,
     killed_flockctl_takes_all_along,
+    killed_flockctl_takes_along_who_has_made_a_group_of_its_own,
+    job_within_a_job_ends_with_it,
     killed_flockctl_takes_the_command_along_though_nobody_watches,
 ];
 
@@ -55,6 +59,39 @@ fn grandchildren_end_with_the_lock(builder: Builder) {
     ask(&server, &["FLOCK.REVOKE", "k"]);
     assert_eq!(run.end().code, Some(79));
     assert!(!is_alive(grandchild));
+}
+
+/// `timeout` makes a group of its own, in which it puts what it runs.
+const IN_A_GROUP_OF_ITS_OWN: &str = "timeout 100 sh -c 'echo $$; exec sleep 100' & trap 'exit 0' TERM; wait";
+
+fn who_has_made_a_group_of_its_own_ends_with_the_lock(builder: Builder) {
+    let server = builder.start();
+    let mut run = start(flockctl(&server, &["run", "--grace", "200ms", "k", "sh", "-c", IN_A_GROUP_OF_ITS_OWN]));
+    let apart = run.pid_line();
+    ask(&server, &["FLOCK.REVOKE", "k"]);
+    assert_eq!(run.end().code, Some(79));
+    assert!(!is_alive(apart));
+}
+
+fn killed_flockctl_takes_along_who_has_made_a_group_of_its_own(builder: Builder) {
+    let server = builder.start();
+    let mut run = start(flockctl(&server, &["run", "k", "sh", "-c", IN_A_GROUP_OF_ITS_OWN]));
+    let apart = run.pid_line();
+    run.signal(Signal::SIGKILL);
+    wait_until_dead(apart);
+}
+
+fn job_within_a_job_ends_with_it(builder: Builder) {
+    // The inner one is killed together with the outer one's job, and has no time to end its own.
+    let server = builder.start();
+    let outer = ["run", "--grace", "100ms", "k"].map(OsStr::new);
+    let inner = ["run", "inner", "sh", "-c", "sh -c \"$0\" & wait", STUBBORN].map(OsStr::new);
+    let program = program();
+    let mut run = start(flockctl(&server, &[&outer[..], &[program.as_ref()], &inner].concat()));
+    let inner = run.pid_line();
+    ask(&server, &["FLOCK.REVOKE", "k"]);
+    assert_eq!(run.end().code, Some(79));
+    wait_until_dead(inner);
 }
 
 fn loss_that_nobody_told_is_noticed_at_the_end(builder: Builder) {

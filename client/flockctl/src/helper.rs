@@ -2,8 +2,8 @@
 //!
 //! * **Becoming the command.** Only a process itself can ask the kernel to be killed when its parent dies. So what is started is this
 //!   program, which asks that and then *becomes* the command: same process, same pid.
-//! * **Ending the command's group.** The kernel kills the command when we die, but not what the command has started. So a second
-//!   process waits for the end of a pipe from us: if it ends without a word, the group is killed.
+//! * **Ending the job.** The kernel kills the command when we die, but not what the command has started. So a second process waits for
+//!   the end of a pipe from us: if it ends without a word, the members of the job are killed.
 //! * **Dying of the interrupt key.** A shell ends its loop only if what it ran has died of the signal. A program that catches a signal
 //!   does not die of it, and this one becomes one that does not.
 
@@ -12,22 +12,26 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::SigSet;
-use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, kill_process_group, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
 use crate::failure::{SYSTEM, say};
 use crate::job::killed_by;
+use crate::members::{self, Members};
 use crate::terminal::Terminal;
 
 /// Ourselves, also when the file was replaced meanwhile.
 const OURSELVES: &str = "/proc/self/exe";
 const BECOME: &str = "--become-the-command";
-const WATCH: &str = "--end-the-group";
+const WATCH: &str = "--end-the-job";
 const DIE: &str = "--die-of-the-interrupt";
 const WITH_TERMINAL: &str = "with-terminal";
+/// A process that cannot die yet, for the kernel is busy with it, needs no other signal: ten seconds are for those that start others.
+const KILLED_MAX: usize = 500;
+const KILL_AGAIN: Duration = Duration::from_millis(20);
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -39,7 +43,7 @@ pub(crate) fn dying_with_us(command: &[OsString], with_terminal: bool) -> Comman
     start
 }
 
-/// A process that kills the group when we are gone, unless it was dismissed.
+/// A process that kills the job when we are gone, unless it was dismissed.
 #[derive(Debug)]
 pub(crate) struct Watchman {
     process: Child,
@@ -47,10 +51,14 @@ pub(crate) struct Watchman {
 }
 
 impl Watchman {
-    pub(crate) fn over(group: Pid) -> io::Result<Self> {
+    pub(crate) fn over(members: &Members) -> io::Result<Self> {
         let mut process = Command::new(OURSELVES)
             .arg0("flockctl")
-            .args([WATCH, &group.to_string()])
+            .arg(WATCH)
+            .args(members.to_args())
+            // Within another job it is none of that one's members: when that one is killed, it has this one to end.
+            .env_remove(members::TOKEN)
+            .env_remove(members::KEY)
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -106,13 +114,24 @@ fn become_the_command(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn watch(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
-    let group = pid(args.next())?;
+    let members = Members::new(pid(args.next())?, &args.next()?, &args.next()?);
     let _ = SigSet::all().thread_block();
     let dismissed = io::stdin().read_exact(&mut [0]).is_ok();
     if !dismissed {
-        let _ = kill_process_group(group, Signal::KILL);
+        end(&members);
     }
     Some(ExitCode::SUCCESS)
+}
+
+/// Again and again: who is killed may have started another one just before.
+fn end(members: &Members) {
+    for _ in 0..KILLED_MAX {
+        members.signal_all(Signal::KILL);
+        thread::sleep(KILL_AGAIN);
+        if members.are_gone() {
+            return;
+        }
+    }
 }
 
 fn pid(arg: Option<OsString>) -> Option<Pid> {

@@ -1,7 +1,7 @@
-//! The command as a job: a process group that is signalled, suspended and waited for as one.
+//! The command as a job: processes that are signalled, suspended and waited for as one.
 //!
-//! The job has ended when the command has, and everything that it has left in its group. What it leaves behind is handed to us by the
-//! kernel (we are its *subreaper*), so we hear of its end. A process that makes a session of its own, as a daemon does, has left the job.
+//! The job has ended when the command has, and everything that it has left behind. That is handed to us by the kernel (we are its
+//! *subreaper*), so we hear of its end.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,33 +11,19 @@ use std::time::Duration;
 use flock_client::Guard;
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, kill_process_group, set_child_subreaper,
-    test_kill_process_group, wait,
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, set_child_subreaper, wait,
 };
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::sleep;
 
 use crate::helper::{self, Watchman};
+use crate::members::{self, Members};
 use crate::server;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 
 /// A process of the group whose parent is not of it ends without our hearing.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// The process group of a job. Its number is not given to anybody else while a process of it is there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Group(Pid);
-
-impl Group {
-    pub(crate) fn signal(self, signal: Signal) {
-        let _ = kill_process_group(self.0, signal); // it may be gone
-    }
-
-    fn is_gone(self) -> bool {
-        test_kill_process_group(self.0) == Err(Errno::SRCH)
-    }
-}
 
 /// How a job has ended.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +37,7 @@ pub(crate) struct End {
 
 #[derive(Debug)]
 pub(crate) struct Job {
-    group: Group,
+    members: Members,
     children: unix::Signal,
     terminal: Option<Terminal>,
     /// What the command itself has ended with.
@@ -68,32 +54,29 @@ impl Job {
         let with_terminal = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
         let mut start = helper::dying_with_us(command, with_terminal);
         server::withhold_passwords(&mut start);
-        let child = start
-            .env("FLOCK_TOKEN", guard.token().get().to_string())
-            .env("FLOCK_KEY", OsStr::from_bytes(guard.key()))
-            .spawn()?;
+        let (token, key) = (OsString::from(guard.token().get().to_string()), OsStr::from_bytes(guard.key()));
+        let child = start.env(members::TOKEN, &token).env(members::KEY, key).spawn()?;
         if let Some(terminal) = terminal.as_mut().filter(|_| with_terminal) {
             terminal.is_taken();
         }
-        let pid = Pid::from_child(&child);
-        let group = Group(pid);
-        let watchman = Watchman::over(pid).inspect_err(|_| group.signal(Signal::KILL))?;
-        Ok(Self { group, children, terminal, status: None, watchman })
+        let members = Members::new(Pid::from_child(&child), &token, key);
+        let watchman = Watchman::over(&members).inspect_err(|_| members.signal_group(Signal::KILL))?;
+        Ok(Self { members, children, terminal, status: None, watchman })
     }
 
-    pub(crate) fn group(&self) -> Group {
-        self.group
+    pub(crate) fn members(&self) -> Members {
+        self.members.clone()
     }
 
     /// Passes signals on until the job has ended. A suspended command goes on only while `may_go_on`.
     pub(crate) async fn ended(mut self, signals: &mut Signals, may_go_on: impl Fn() -> bool) -> End {
         loop {
             while let Some((pid, status)) = reap() {
-                if pid == self.group.0 {
+                if pid == self.members.group() {
                     self.changed(status, &may_go_on);
                 }
             }
-            if let Some(code) = self.status.filter(|_| self.group.is_gone()) {
+            if let Some(code) = self.status.filter(|_| self.members.are_gone()) {
                 let was_in_front = self.terminal.as_ref().is_some_and(Terminal::is_lent);
                 if let Some(terminal) = &mut self.terminal {
                     terminal.take_back();
@@ -105,7 +88,7 @@ impl Job {
                 _ = self.children.recv() => {}
                 signal = signals.next() => match signal {
                     Signal::CONT => self.go_on(&may_go_on),
-                    signal => self.group.signal(signal),
+                    signal => self.members.signal_group(signal),
                 },
                 () = sleep(LOOK_AGAIN), if self.status.is_some() => {}
             }
@@ -132,8 +115,8 @@ impl Job {
             return;
         }
         if wants_terminal && !terminal.is_lent() && terminal.is_ours() {
-            terminal.lend(self.group.0);
-            self.group.signal(Signal::CONT);
+            terminal.lend(self.members.group());
+            self.members.signal_group(Signal::CONT);
             return;
         }
         let was_lent = terminal.is_lent();
@@ -141,14 +124,14 @@ impl Job {
         // A signal that we do not catch. Where there is nobody who could let us go on, the kernel stops us not.
         let _ = kill_current_process_group(Signal::TTIN);
         if was_lent && terminal.is_ours() && may_go_on() {
-            terminal.lend(self.group.0);
+            terminal.lend(self.members.group());
         }
         self.go_on(may_go_on);
     }
 
     fn go_on(&mut self, may_go_on: &impl Fn() -> bool) {
         if may_go_on() {
-            self.group.signal(Signal::CONT);
+            self.members.signal_group(Signal::CONT);
         }
     }
 }

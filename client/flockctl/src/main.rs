@@ -20,6 +20,7 @@ mod failure;
 mod helper;
 mod job;
 mod locks;
+mod members;
 mod output;
 mod run;
 mod server;

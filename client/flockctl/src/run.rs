@@ -20,13 +20,15 @@ use tokio::time::sleep;
 use crate::cli::{RunArgs, ServerArgs};
 use crate::failure::{BUSY, Failure, LOST, say};
 use crate::helper;
-use crate::job::{End, Group, Job, killed_by};
+use crate::job::{End, Job, killed_by};
+use crate::members::Members;
 use crate::signals::{ENDING, OTHERS, Signals};
 
 /// How long to wait, before we exit, for what is still to be given back.
 const GIVE_BACK_WITHIN: Duration = Duration::from_secs(2);
 /// The clock of `sleep` stands still while the machine is suspended, that of the lease does not.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const KILL_AGAIN: Duration = Duration::from_millis(50);
 const LABEL_MAX_BYTES: usize = 256;
 
 pub(crate) async fn run(server: &ServerArgs, args: &RunArgs) -> Result<u8, Failure> {
@@ -66,11 +68,11 @@ async fn run_under_lock(flock: &Flock, args: &RunArgs, signals: &mut Signals) ->
     };
     signals.take(OTHERS)?;
     let job = Job::start(&args.command, &guard)?;
-    let group = job.group();
+    let members = job.members();
     let lost = Cell::new(false);
     let end = tokio::select! {
         end = job.ended(signals, || guard.is_valid()) => end,
-        never = end_when_lost(&guard, group, args, &lost) => match never {},
+        never = end_when_lost(&guard, &members, args, &lost) => match never {},
     };
     if lost.get() {
         return exit(LOST); // what there may be to give back is given back on the way out
@@ -94,8 +96,8 @@ async fn unless_ended<T>(signals: &mut Signals, work: impl Future<Output = T>) -
     }
 }
 
-/// Ends the group when the lock is lost, or is about to be.
-async fn end_when_lost(guard: &Guard, group: Group, args: &RunArgs, lost: &Cell<bool>) -> Infallible {
+/// Ends the job when the lock is lost, or is about to be.
+async fn end_when_lost(guard: &Guard, members: &Members, args: &RunArgs, lost: &Cell<bool>) -> Infallible {
     let taken_away = tokio::select! {
         biased;
         Some(reason) = guard.lost() => {
@@ -108,16 +110,19 @@ async fn end_when_lost(guard: &Guard, group: Group, args: &RunArgs, lost: &Cell<
         }
     };
     lost.set(true);
-    group.signal(Signal::TERM);
-    group.signal(Signal::CONT); // or a suspended command does not hear it
+    members.signal_all(Signal::TERM);
+    members.signal_all(Signal::CONT); // or a suspended command does not hear it
     let grace = sleep(args.grace);
     if taken_away {
         grace.await;
     } else {
         tokio::select! { () = grace => {}, () = runs_out(guard, Duration::ZERO) => {} }
     }
-    group.signal(Signal::KILL);
-    std::future::pending().await
+    loop {
+        // Again: who is killed may have started another one just before.
+        members.signal_all(Signal::KILL);
+        sleep(KILL_AGAIN).await;
+    }
 }
 
 /// Ends when the hold is certain for no longer than `left`.

@@ -1,0 +1,80 @@
+//! Who belongs to a job: its process group, and whoever has made a group of its own in the same session, as `timeout` does.
+//!
+//! Those are known by the token and the key in their environment, which every process of the job has from the command, and nobody else:
+//! no token is handed out twice. A process that makes a session of its own, as a daemon does, has left the job.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use nix::unistd::{self, getpgid, getsid};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+
+/// The environment variables that the command gets.
+pub(crate) const TOKEN: &str = "FLOCK_TOKEN";
+pub(crate) const KEY: &str = "FLOCK_KEY";
+
+#[derive(Clone, Debug)]
+pub(crate) struct Members {
+    /// Its number is not given to anybody else while a process of it is there.
+    group: Pid,
+    token: OsString,
+    key: OsString,
+}
+
+impl Members {
+    pub(crate) fn new(group: Pid, token: &OsStr, key: &OsStr) -> Self {
+        Self { group, token: token.to_owned(), key: key.to_owned() }
+    }
+
+    /// What makes them again in another process.
+    pub(crate) fn to_args(&self) -> [OsString; 3] {
+        [self.group.to_string().into(), self.token.clone(), self.key.clone()]
+    }
+
+    pub(crate) fn group(&self) -> Pid {
+        self.group
+    }
+
+    /// Signals the group: what a terminal would do. The others hear it from those of the group who care for them.
+    pub(crate) fn signal_group(&self, signal: Signal) {
+        let _ = kill_process_group(self.group, signal); // it may be gone
+    }
+
+    pub(crate) fn signal_all(&self, signal: Signal) {
+        self.signal_group(signal);
+        for pid in self.apart() {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    pub(crate) fn are_gone(&self) -> bool {
+        test_kill_process_group(self.group) == Err(Errno::SRCH) && self.apart().is_empty()
+    }
+
+    /// Those outside the group. A process that has ended and was not reaped yet has no environment any more.
+    fn apart(&self) -> Vec<Pid> {
+        let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+        let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let (session, group) = (getsid(None), Ok(unistd::Pid::from_raw(self.group.as_raw_nonzero().get())));
+        pids.filter(|pid| {
+            let process = Some(unistd::Pid::from_raw(*pid));
+            getsid(process) == session && getpgid(process) != group
+        })
+        .filter_map(Pid::from_raw)
+        .filter(|pid| self.have_marked(*pid))
+        .collect()
+    }
+
+    fn have_marked(&self, pid: Pid) -> bool {
+        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+        let has = |name: &str, value: &OsStr| {
+            let is_it = |variable: &[u8]| {
+                variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(|it| it == value.as_bytes())
+            };
+            environment.split(|byte| *byte == 0).any(|variable| is_it(variable) == Some(true))
+        };
+        has(TOKEN, &self.token) && has(KEY, &self.key)
+    }
+}
