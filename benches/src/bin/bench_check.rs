@@ -14,7 +14,7 @@ use flock_benches::report::Report;
 use flock_benches::scheme::{Scheme, hold};
 use flock_tests::random::Random;
 
-const GROUPS: [&str; 13] = [
+const GROUPS: [&str; 14] = [
     "pair",
     "handoff",
     "time",
@@ -27,6 +27,7 @@ const GROUPS: [&str; 13] = [
     "burst",
     "client",
     "keep-alive",
+    "idle",
     "million",
 ];
 /// What runs if asked for only.
@@ -82,6 +83,9 @@ fn main() -> ExitCode {
     }
     if wanted("keep-alive") {
         client::keep_alive(&mut report, &mut random);
+    }
+    if wanted("idle") {
+        client::idle_waiters(&mut report);
     }
     if wanted(LONG) {
         burst::no_stall_by_a_million(&mut report, &mut random);

@@ -1,13 +1,15 @@
-//! The client: pairs beside those of a plain connection, and what it costs to keep many locks.
+//! The client: pairs beside those of a plain connection, and what it costs to keep many locks, and to wait.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use flock_client::{Flock, Guard};
+use flock_tests::args;
+use flock_tests::cpu::main_thread_cpu;
 use flock_tests::random::Random;
 use flock_tests::resp::{ANSWER_WITHIN, Protocol};
 use flock_tests::server::{Info, Server};
-use flock_tests::wait::let_pass;
+use flock_tests::wait::{let_pass, wait_until};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tokio::runtime::Runtime;
@@ -16,7 +18,7 @@ use super::{builder, runtime, settle};
 use crate::measure::{Summary, alternate};
 use crate::names::{self, KEY_BYTES, OWNER_BYTES};
 use crate::report::{Report, Unit};
-use crate::scheme::COMPARE_AND_DELETE;
+use crate::scheme::{COMPARE_AND_DELETE, LONG_LEASE_MS};
 
 /// The time of a turn.
 const TURN: Duration = Duration::from_millis(100);
@@ -27,6 +29,11 @@ const HELD: usize = 10_000;
 /// Renewed every second: at a third.
 const SHORT_LEASE: Duration = Duration::from_secs(3);
 const WATCHED_FOR: Duration = Duration::from_secs(10);
+
+const WAITERS: usize = 1000;
+const WANTED: &str = "lock:wanted-by-a-thousand";
+/// So long that each waiter has asked again, as it does every 30 s.
+const WAITED_FOR: Duration = Duration::from_secs(31);
 
 /// The goals of the throughput: a lock taken and given back, on one connection.
 pub fn beside_plain_connection(report: &mut Report, random: &mut Random) {
@@ -189,6 +196,35 @@ async fn hold(flock: &Flock, random: &mut Random) -> Vec<Guard> {
         }
     }
     guards
+}
+
+/// The goals of idle waiting.
+pub fn idle_waiters(report: &mut Report) {
+    report.section("Client: 1,000 tasks of one client wait for a lock that is held, for 31 s; CPU per second");
+    let (server, control) = (builder().start(), builder().start());
+    let runtime = runtime();
+    let flock = runtime.block_on(Flock::connect(format!("valkey://{}", server.addr()))).expect("the server answers");
+    let mut holder = server.connect(Protocol::Resp2);
+    holder.cmd(&args!["FLOCK.ACQUIRE", WANTED, "holder", LONG_LEASE_MS]).as_token();
+    let waiters: Vec<_> = (0..WAITERS).map(|_| runtime.spawn(flock.lock(WANTED).acquire())).collect();
+    let waiting = || server.info("flock").number("flock_waiters");
+    wait_until("all wait", ANSWER_WITHIN, || usize::try_from(waiting()) == Ok(WAITERS));
+    settle();
+    let cpu = || [own_cpu(), main_thread_cpu(server.pid()), main_thread_cpu(control.pid())];
+    let before = cpu();
+    let_pass(WAITED_FOR);
+    let per_second = |now: Duration, before| (now - before).as_nanos() as f64 / WAITED_FOR.as_secs_f64();
+    let [client, server_cpu, idle] = cpu();
+    let [client_before, server_before, idle_before] = before;
+    let idle = per_second(idle, idle_before);
+    report.goal("the client", Summary::exactly(per_second(client, client_before)), 5e6, Unit::Time);
+    let more = per_second(server_cpu, server_before) - idle;
+    report.goal("the server, beyond one that does nothing", Summary::exactly(more), 5e6, Unit::Time);
+    report.shown("a server that does nothing", Summary::exactly(idle), Unit::Time);
+    let connections = server.info("clients").number("connected_clients");
+    report.shown("connections of the client", Summary::exactly(connections as f64 - 2.0), Unit::Count);
+    report.goal("waiters that are gone", Summary::exactly(WAITERS as f64 - waiting() as f64), 0.0, Unit::Count);
+    waiters.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 /// Processor time of all threads of this process that are there.
