@@ -94,13 +94,32 @@ fn revoked_holder_hears_it(server: &Server, protocol: Protocol) {
 }
 
 fn removed_holder_hears_it(server: &Server, protocol: Protocol) {
-    // C10: DEL knows nothing of locks.
-    let (key, channel) = (unique_key("removed"), unique_key("channel"));
+    // C10: these know nothing of locks, and each takes the key away in its own manner.
+    let (channel, other) = (unique_key("channel"), unique_key("other"));
     let mut ears = listener(server, protocol, &channel);
     let mut alice = server.connect(protocol);
-    let token = hold_with_channel(&mut alice, &key, "alice", &channel);
-    assert_eq!(alice.cmd(&args!["DEL", key]), Reply::Int(1));
-    assert_eq!(hear(&mut ears), Heard::new(lost(token, LossReason::Removed), &key, "alice"));
+    hold(&mut alice, &other, "bob");
+    let value = alice.cmd(&args!["DUMP", other]);
+    let ways = |key: &str| {
+        [
+            args!["DEL", key].to_vec(),
+            args!["UNLINK", key].to_vec(),
+            args!["SET", key, "no lock"].to_vec(),
+            args!["RENAME", key, unique_key("elsewhere")].to_vec(),
+            args!["MOVE", key, 1].to_vec(),
+            args!["SUNIONSTORE", key, "no such set"].to_vec(),
+            args!["RESTORE", key, 0, value.as_bytes(), "REPLACE"].to_vec(),
+            args!["RENAME", other, key].to_vec(),
+        ]
+    };
+    for way in 0..ways("").len() {
+        let key = unique_key("removed");
+        let token = hold_with_channel(&mut alice, &key, "alice", &channel);
+        let request = &ways(&key)[way];
+        assert_eq!(alice.cmd(request).error_code(), None);
+        let words = request[0].escape_ascii();
+        assert_eq!(hear(&mut ears), Heard::new(lost(token, LossReason::Removed), &key, "alice"), "{words}");
+    }
 }
 
 fn flushed_holder_hears_it(builder: Builder) {
