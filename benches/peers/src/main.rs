@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chaos;
 mod contention;
 mod cost;
 mod data;
@@ -14,17 +15,21 @@ mod plots;
 mod readers;
 mod scale;
 
-const GROUPS: [(&str, fn()); 6] = [
+const GROUPS: [(&str, fn()); 7] = [
     ("contention", contention::run),
     ("cost", cost::run),
     ("readers", readers::run),
     ("load", load::run),
     ("scale", scale::run),
+    ("chaos", chaos::run),
     ("plots", plots::draw),
 ];
 
 fn main() {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((chaos::worker::ARGUMENT, rest)) = chosen.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return chaos::worker::work(rest);
+    }
     if let Some(unknown) = chosen.iter().find(|chosen| GROUPS.iter().all(|(group, _)| group != chosen)) {
         eprintln!("bench-peers: there is no group {unknown}, only {}", GROUPS.map(|(group, _)| group).join(", "));
         std::process::exit(2);
