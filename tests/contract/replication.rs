@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use flock_core::refusal::LossReason;
 use flock_tests::args;
 use flock_tests::args::encode;
 use flock_tests::cpu::main_thread_cpu;
@@ -17,7 +18,8 @@ use flock_tests::wait::{holds_for, let_pass, wait_until};
 
 use crate::lock_view::{holder, holders, left_ms, waiters};
 use crate::scene::{
-    LEASE_MS, QUIET, hold, hold_with_channel, listener, long_tier, outlast, release, rounds, transaction, waiter,
+    Heard, LEASE_MS, QUIET, hear, hold, hold_with_channel, listener, long_tier, lost, outlast, release, rounds,
+    transaction, waiter,
 };
 use crate::traffic::{Background, Traffic, assert_same, contents, held, wait_settled};
 
@@ -54,6 +56,7 @@ on_own_servers![
     full_synchronization_takes_no_hold_for_lost,
     isolated_primary_hands_nothing_over,
     blocking_request_of_a_primary_blocks_no_link,
+    messages_are_heard_at_the_primary_alone,
 ];
 
 /// How much a test of the quick tier asks; the long tier asks 20 times as much.
@@ -775,6 +778,23 @@ fn blocking_request_of_a_primary_blocks_no_link(builder: Builder) {
     wait_until("what comes later is applied", ANSWER_WITHIN, || conn.cmd(&["EXISTS", "afterwards"]) == Reply::Int(1));
     assert_eq!(conn.cmd(&["FLOCK.INFO", "k"]), Reply::Nil);
     assert_eq!(replica.info("flock").number("flock_blocked_clients"), 0);
+}
+
+fn messages_are_heard_at_the_primary_alone(builder: Builder) {
+    // What a module publishes is not replicated: who listens at a replica hears nothing, until that is promoted.
+    let servers = Replicated::start(&builder, 1);
+    let (primary, replica) = (&servers.primary, &servers.replicas[0]);
+    let [mut above, mut below] = [primary, replica].map(|server| listener(server, Protocol::Resp2, "news"));
+    let mut conn = primary.connect(Protocol::Resp2);
+    hold_with_channel(&mut conn, "k", "alice", "news");
+    let token = hold_with_channel(&mut conn, "later", "alice", "news");
+    assert_eq!(conn.cmd(&["FLOCK.REVOKE", "k"]), Reply::Int(1));
+    assert_eq!(hear(&mut above).key, "k");
+    servers.wait_in_step();
+    below.expect_silence(QUIET);
+    promote(replica);
+    assert_eq!(replica.connect(Protocol::Resp2).cmd(&["FLOCK.REVOKE", "later"]), Reply::Int(1));
+    assert_eq!(hear(&mut below), Heard::new(lost(token, LossReason::Revoked), "later", "alice"));
 }
 
 /// Answers as a primary does until the replica has all of its data: none.
