@@ -12,7 +12,7 @@
 //! | [`history`], [`check`], [`fenced_store`] | what clients saw, and whether it may have been so |
 //! | [`random`] | random numbers that can be had again |
 //! | [`cpu`] | what a server used: processor time, memory |
-//! | [`c_library`] | what tests give to servers in C: another module, clocks |
+//! | [`c_library()`] | what tests give to servers in C: another module, clocks |
 //! | [`wait`] | waiting with a bound; the only file that sleeps |
 //!
 //! A contract test, run four times (two servers, two protocol versions) on servers shared with other tests:
