@@ -21,7 +21,6 @@ on_own_servers![
     tokens_rise_in_a_moved_slot,
     channel_must_be_in_the_keys_slot,
     failover_of_a_cluster_ends_waits,
-    waiter_hears_that_the_cluster_is_down,
 ];
 
 fn waiter_of_a_moved_slot_is_sent_on_and_the_hold_arrives(builder: Builder) {
@@ -189,16 +188,4 @@ fn failover_of_a_cluster_ends_waits(builder: Builder) {
     });
     assert_eq!(promoted.cmd(&args!["FLOCK.RELEASE", "k", "alice"]), Reply::Int(1));
     assert!(promoted.cmd(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS]).as_token() > token);
-}
-
-fn waiter_hears_that_the_cluster_is_down(builder: Builder) {
-    // For lack of any one slot a cluster serves none: nothing can be granted, and nobody knows for how long.
-    let cluster = Cluster::start(&builder, 1);
-    let node = &cluster.nodes[0];
-    let mut conn = node.connect(Protocol::Resp2);
-    conn.cmd(&args!["FLOCK.ACQUIRE", "k", "alice", LEASE_MS]).as_token();
-    let mut bob = waiter(node, Protocol::Resp2, "k", "bob");
-    let other = conn.cmd(&["CLUSTER", "KEYSLOT", "another"]).as_int();
-    assert_eq!(conn.cmd(&args!["CLUSTER", "DELSLOTS", other]), Reply::ok());
-    assert_eq!(bob.recv().error_code(), Some("CLUSTERDOWN"));
 }
