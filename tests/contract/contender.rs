@@ -11,8 +11,8 @@ use flock_tests::resp::{Conn, Protocol};
 use flock_tests::server::Server;
 use flock_tests::wait::let_pass;
 
-/// The locks that all contenders want.
-pub(crate) const WANTED: [&str; 3] = ["a", "b", "c"];
+/// The locks that all contenders want: of one slot, so of one node where there is a cluster.
+pub(crate) const WANTED: [&str; 3] = ["{w}a", "{w}b", "{w}c"];
 
 /// One of the clients of a run.
 pub(crate) struct Contender<'a> {

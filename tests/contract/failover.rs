@@ -10,18 +10,18 @@ use std::time::Duration;
 use flock_tests::args;
 use flock_tests::check::{Order, Rules, assert_sound};
 use flock_tests::fenced_store::FencedStore;
-use flock_tests::history::{Event, Phase, Recorder};
+use flock_tests::history::{Event, Phase, Recorder, now_ns};
 use flock_tests::on_own_servers;
 use flock_tests::random::Random;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
-use flock_tests::server::{Builder, Server};
-use flock_tests::topology::{Replicated, demote, promote, wait_in_step};
-use flock_tests::wait::let_pass;
+use flock_tests::server::{Builder, Generation, Server};
+use flock_tests::topology::{Cluster, Replicated, demote, promote, wait_in_step};
+use flock_tests::wait::{let_pass, wait_until};
 
-use crate::contender::Contender;
+use crate::contender::{Contender, WANTED};
 use crate::scene::{LEASE_MS, hold, long_tier, release};
-use crate::traffic::{assert_same, contents, wait_settled};
+use crate::traffic::{assert_same, contents, held, wait_settled};
 
 on_own_servers![
     clients_of_a_killed_primary_go_on_at_its_stale_replica,
@@ -140,6 +140,67 @@ fn storage_believes_the_newer_of_two_primaries(builder: Builder) {
     wait_settled(new);
     wait_in_step(new, old);
     assert_same(&contents(old), &contents(new), "the old primary and the new one");
+}
+
+/// On Valkey 9 alone: 8.0.1 has no filter that drops every packet of the cluster bus.
+#[test]
+fn primary_that_hears_nobody_stops_granting() {
+    // E5, S3. In a cluster a primary is cut off: it hears none of the others any more, while its clients still reach it, and its replica
+    // takes over. For one and a half node timeouts at most both grant; then it says that the cluster is down, to those who wait there too. The server's own
+    // filter cuts it off, so no rights are needed; that the others go on hearing it spares them an election, so they are told to.
+    const NODE_TIMEOUT: Duration = Duration::from_millis(1500);
+    const ALL_PACKETS: &str = "-2";
+    const NO_PACKETS: &str = "-1";
+    let builder = Server::builder().generation(Generation::New);
+    let builder =
+        builder.config("enable-debug-command", "yes").config("cluster-node-timeout", NODE_TIMEOUT.as_millis());
+    let cluster = Cluster::start_replicated(&builder, 3);
+    let old = cluster.owner_of(WANTED[0]);
+    let (replica, filter) = (3 + old, ["DEBUG", "DROP-CLUSTER-PACKET-FILTER"]);
+    let (old, new) = (&cluster.nodes[old], &cluster.nodes[replica]);
+    let mut admin = old.connect(Protocol::Resp2);
+    let mut random = Random::new();
+    let run = Run::default();
+    let (cut, refusal) = scope(|threads| {
+        let stale = run.clients(threads, old, 0, &mut random);
+        let_pass(a_while());
+        let cut = now_ns();
+        assert_eq!(admin.cmd(&[filter[0], filter[1], ALL_PACKETS]), Reply::ok());
+        cluster.fail_over(replica, Some("TAKEOVER"));
+        run.clients(threads, new, 2 * CLIENTS, &mut random);
+        for client in stale {
+            client.join().expect("a client of the old primary ends by an error");
+        }
+        let refusal = admin.cmd(&args!["FLOCK.ACQUIRE", WANTED[0], "late", LEASE_MS]);
+        let_pass(a_while());
+        run.is_over.store(true, Ordering::Relaxed);
+        (cut, refusal)
+    });
+    assert_eq!(refusal.error_code(), Some("CLUSTERDOWN"), "{refusal}");
+    let events = run.recorder.events();
+    let grants =
+        events.iter().filter(|event| event.process < CLIENTS && matches!(event.phase, Phase::Ok { token: Some(_) }));
+    let stale: Vec<_> = grants.map(|grant| grant.at_ns).filter(|at_ns| *at_ns > cut).collect();
+    let last = Duration::from_nanos(stale.last().expect("it has granted after the cut, too") - cut);
+    let ((_, last_stale), (first_new, _)) = (tokens_of(&events, 0), tokens_of(&events, 2 * CLIENTS));
+    println!(
+        "{} stale grants, the last {last:?} after the cut; {last_stale}, {first_new}; {:?}",
+        stale.len(),
+        run.store.counts()
+    );
+    assert!(last_stale < first_new, "{last_stale} {first_new}");
+    // A node is asked whether it is there when it has been silent for half of the timeout, and has all of it to answer.
+    assert!(last < NODE_TIMEOUT * 3 / 2 + Duration::from_millis(1500), "{last:?}");
+    assert_sound(&events, &Rules { order: Order::Nowhere, ..WITH_LOSS });
+
+    // When it hears again it is a replica, and has what its successor has.
+    assert_eq!(admin.cmd(&[filter[0], filter[1], NO_PACKETS]), Reply::ok());
+    wait_until("the old primary is a replica", Duration::from_secs(20), || {
+        old.info("replication").text("role") == "slave"
+    });
+    wait_settled(new);
+    wait_in_step(new, old);
+    assert_same(&held(old), &held(new), "the old primary and the new one");
 }
 
 fn grant_that_no_replica_has_is_known_by_wait(builder: Builder) {

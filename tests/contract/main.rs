@@ -48,3 +48,4 @@ mod smoke;
 mod soup;
 mod tokens;
 mod traffic;
+mod upgrade;
