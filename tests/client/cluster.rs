@@ -22,6 +22,7 @@ use crate::scene::{
 on_own_servers![
     every_key_is_asked_for_at_its_node,
     lock_follows_its_slot_by_the_older_way,
+    key_that_has_left_before_its_slot_is_followed,
     nothing_is_lost_while_slots_move,
     killed_primary_is_replaced,
     primary_that_is_taken_over_is_left,
@@ -154,6 +155,57 @@ fn lock_follows_its_slot_by_the_older_way(builder: server::Builder) {
             way.source_node.info("errorstats").get("errorstat_ASK").is_some()
         });
         way.end();
+    });
+}
+
+fn key_that_has_left_before_its_slot_is_followed(builder: server::Builder) {
+    // By the older way keys go one by one. The node that they leave names the other one for one request at a time, and only who says
+    // that it was sent is answered there.
+    let cluster = Cluster::start(&builder, PRIMARIES);
+    within_bounds(async {
+        let (flock, other) = (connect(&cluster).await, connect(&cluster).await);
+        let key = "{k}";
+        let lease = ms(3000);
+        let guard = flock.lock(key).lease(lease).await.unwrap();
+        let mut way = Migration::new(&cluster, key, (cluster.owner_of(key) + 1) % PRIMARIES);
+        way.begin();
+        way.carry(key);
+        guard.renew().await.unwrap();
+        sleep(lease * 2).await; // the keep-alive's renewals arrive as well
+        assert!(guard.is_valid());
+        assert!(other.lock(key).try_acquire().await.unwrap().is_none());
+        assert_eq!(other.info(key, 0).await.unwrap().unwrap().holders[0].token, guard.token());
+        let waiting = waits(&other, key);
+        sleep(ms(300)).await;
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let next = granted(waiting).await;
+        assert!(next.token() > token);
+        next.release().await.unwrap();
+        way.end();
+        assert!(is_current(way.target_node, &held(&flock, key).await));
+    });
+}
+
+#[test]
+fn node_that_is_cut_off_is_not_believed() {
+    // A client that knows nobody but a node which has heard of nothing: it is sent to the old primary, hears there that the cluster is
+    // down, and asks the others.
+    let builder = Server::builder().generation(Generation::New).config("enable-debug-command", "yes");
+    let cluster = Cluster::start_replicated(&attentive(&builder), PRIMARIES);
+    within_bounds(async {
+        let tags = tags(&cluster, PRIMARIES);
+        let (old, new) = (&cluster.nodes[0], &cluster.nodes[PRIMARIES]);
+        let mut admin = old.connect(Protocol::Resp2);
+        assert_eq!(admin.cmd(&["DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-2"]), Reply::ok());
+        cluster.fail_over(PRIMARIES, Some("TAKEOVER"));
+        wait_until("the old primary has noticed", MOVED_WITHIN, || {
+            admin.cmd(&["GET", &tags[0]]).error_code() == Some("CLUSTERDOWN")
+        });
+        let flock = Flock::connect(format!("valkey+cluster://{}", old.addr())).await.unwrap();
+        let began = Instant::now();
+        assert!(is_current(new, &held(&flock, &format!("{}k", tags[0])).await));
+        println!("found after {:?}", began.elapsed());
     });
 }
 
