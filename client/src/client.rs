@@ -450,7 +450,7 @@ impl Flock {
     /// A cluster: `valkey+cluster://[user][:password@]host1[:port],host2[:port],...[/db]`, or `redis+cluster://...`; with
     /// `valkeys+cluster://...` and `rediss+cluster://...` by TLS. The port is 6379 unless said. One of the nodes named is enough to learn of
     /// the others. Each lock is asked for at the node that serves its slot, and followed when the slot moves or the node fails. The user
-    /// needs `+ssubscribe +cluster|slots +cluster|info` beside what one server wants.
+    /// needs `+ssubscribe +cluster|slots +cluster|nodes` beside what one server wants.
     ///
     /// # Errors, cancel safety
     /// See [`Builder::connect`].

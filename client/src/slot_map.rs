@@ -1,8 +1,9 @@
 //! Which node of a cluster serves which slot, as far as we have heard.
 //!
 //! Three tell: `CLUSTER SLOTS`, asked of one node after the other; `MOVED`, which a node answers for a slot that is not its own; and
-//! what fails. A node that is cut off tells what was true once. Its *current epoch* is lower then: each failover and each slot that
-//! moves raises it. So a word of a lower epoch than we have heard counts only if no node tells of a higher one.
+//! what fails. A node that is cut off tells what was true once. As among the nodes themselves, a slot is whose claim has the higher
+//! *configuration epoch*: who wins an election or imports a slot takes one that nobody has had. So an older claim counts only where the
+//! node that we know is not one of the cluster any more.
 //!
 //! Nothing is asked while all is well but once in half a minute. What fails makes us *doubt*: for some seconds we ask again and again,
 //! with random delays below a doubling ceiling, however many requests fail meanwhile.
@@ -32,32 +33,60 @@ const RETRY_MOST: Duration = Duration::from_secs(1);
 /// How long a doubt lasts unless there are new ones.
 const DOUBT: Duration = Duration::from_secs(3);
 
-/// Who serves what.
-#[derive(Debug, Default)]
-struct Known {
-    /// The current epoch of the node that told.
+/// Who serves a slot, by its configuration epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Claim {
+    primary: Arc<Address>,
+    /// What the cluster calls the primary; unknown if another node has only pointed to it.
+    id: Arc<str>,
     epoch: u64,
+}
+
+/// Who serves what, as one node tells it or as we know it.
+#[derive(Debug)]
+struct Known {
     /// By slot.
-    primaries: Vec<Option<Arc<Address>>>,
-    /// All nodes, replicas too.
+    claims: Vec<Option<Claim>>,
+    /// All nodes that are well, replicas too.
     nodes: Vec<Address>,
+    /// The configuration epochs of all nodes, by their ids.
+    epochs: HashMap<String, u64>,
 }
 
 impl Known {
-    fn new() -> Self {
-        Self { primaries: vec![None; usize::from(SLOTS)], ..Self::default() }
+    fn nothing() -> Self {
+        Self { claims: vec![None; usize::from(SLOTS)], nodes: Vec::new(), epochs: HashMap::new() }
+    }
+
+    fn claim(&self, slot: Slot) -> Option<&Claim> {
+        self.claims.get(usize::from(slot))?.as_ref()
     }
 
     fn primary(&self, slot: Slot) -> Option<&Arc<Address>> {
-        self.primaries.get(usize::from(slot))?.as_ref()
+        self.claim(slot).map(|claim| &claim.primary)
     }
 
-    /// True if that is new.
-    fn assign(&mut self, slot: Slot, primary: &Arc<Address>) -> bool {
-        let Some(known) = self.primaries.get_mut(usize::from(slot)) else { return false };
-        let news = known.as_ref() != Some(primary);
-        if news {
-            *known = Some(Arc::clone(primary));
+    /// True if it is another primary than before.
+    fn assign(&mut self, slot: Slot, claim: Claim) -> bool {
+        let Some(known) = self.claims.get_mut(usize::from(slot)) else { return false };
+        let before = known.replace(claim);
+        before.map(|before| before.primary) != known.as_ref().map(|claim| Arc::clone(&claim.primary))
+    }
+
+    /// Takes what a node tells; true if a slot has another primary than before.
+    fn learn(&mut self, word: Known) -> bool {
+        let (mut news, mut is_old) = (false, false);
+        for (slot, claim) in (0..).zip(word.claims) {
+            let Some(claim) = claim else { continue };
+            let is_older = |known: &Claim| known.epoch > claim.epoch && word.epochs.contains_key(&*known.id);
+            if self.claim(slot).is_some_and(is_older) {
+                is_old = true;
+            } else {
+                news |= self.assign(slot, claim);
+            }
+        }
+        if !is_old {
+            self.nodes = word.nodes;
         }
         news
     }
@@ -90,7 +119,7 @@ impl SlotMap {
             node,
             connect_timeout,
             jitter: Jitter::new(seed),
-            known: watch::Sender::new(Known::new()),
+            known: watch::Sender::new(Known::nothing()),
             doubted: Mutex::default(),
             doubt: Notify::new(),
             turns: AtomicUsize::new(0),
@@ -108,7 +137,9 @@ impl SlotMap {
 
     /// All primaries that have slots, sorted.
     pub(crate) fn primaries(&self) -> Vec<Arc<Address>> {
-        let mut primaries: Vec<_> = self.known.borrow().primaries.iter().flatten().cloned().collect();
+        let known = self.known.borrow();
+        let mut primaries: Vec<_> = known.claims.iter().flatten().map(|claim| Arc::clone(&claim.primary)).collect();
+        drop(known);
         primaries.sort_by(|a, b| (&a.host, a.port).cmp(&(&b.host, b.port)));
         primaries.dedup();
         primaries
@@ -140,8 +171,9 @@ impl SlotMap {
         if error.known() == Some(ErrorCode::Moved)
             && let Some((slot, primary)) = redirection(error, |_| node.host.clone())
         {
-            let primary = Arc::new(primary);
-            self.known.send_if_modified(|known| known.assign(slot, &primary));
+            // What the nodes say next counts, whichever its epoch.
+            let claim = Claim { primary: Arc::new(primary), id: "".into(), epoch: 0 };
+            self.known.send_if_modified(|known| known.assign(slot, claim));
         }
         if matches!(error.known(), Some(ErrorCode::Moved | ErrorCode::ReadOnly | ErrorCode::ClusterDown)) {
             self.doubt();
@@ -191,45 +223,34 @@ impl SlotMap {
         }
     }
 
-    /// Asks the nodes in turn, until one tells what is not older than what we know.
+    /// Asks the nodes in turn, until one tells.
     async fn ask_all(&self) -> Result<(), RedisError> {
         let nodes = self.turn();
         let share = self.connect_timeout / u32::try_from(nodes.len()).unwrap_or(u32::MAX).max(1);
-        let epoch = self.known.borrow().epoch;
-        let (mut older, mut trouble) = (None::<Known>, None);
+        let mut trouble = link::timed_out("no node to ask");
         for node in nodes {
             let asking = timeout(share, self.ask(&node)).await;
             match asking.unwrap_or_else(|_| Err(link::timed_out("no answer in time"))) {
-                Ok(word) if word.epoch >= epoch => {
-                    self.take(word);
+                Ok(word) => {
+                    self.known.send_if_modified(|known| known.learn(word));
                     return Ok(());
                 }
-                Ok(word) if older.as_ref().is_none_or(|older| older.epoch < word.epoch) => older = Some(word),
-                Ok(_) => {}
                 Err(error) => {
                     tracing::debug!(%node, %error, "does not tell who serves which slot");
-                    trouble = Some(error);
+                    trouble = error;
                 }
             }
         }
-        match (older, trouble) {
-            (Some(word), _) => {
-                self.take(word);
-                Ok(())
-            }
-            (None, trouble) => Err(trouble.unwrap_or_else(|| link::timed_out("no node to ask"))),
-        }
+        Err(trouble)
     }
 
     async fn ask(&self, node: &Address) -> Result<Known, RedisError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let mut connection = self.open(node, config).await?;
-        // One by one: a refusal is then told word for word.
-        let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut connection).await?;
+        // One by one: a refusal is then told word for word. The epochs first: should the two not match, they are the lower ones.
+        let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;
         let slots: Value = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
-        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.parse().ok());
-        let epoch = epoch.ok_or_else(|| link::timed_out("a node that tells no epoch"))?;
-        read(&slots, node, epoch).ok_or_else(|| link::timed_out("an answer that cannot be one"))
+        read(&slots, &nodes, node).ok_or_else(|| link::timed_out("an answer that cannot be one"))
     }
 
     /// To be bounded by the caller.
@@ -240,14 +261,6 @@ impl SlotMap {
     ) -> Result<MultiplexedConnection, RedisError> {
         let client = Client::open(node.put_into(&self.node))?;
         client.get_multiplexed_async_connection_with_config(&config).await
-    }
-
-    fn take(&self, word: Known) {
-        self.known.send_if_modified(|known| {
-            let news = known.primaries != word.primaries;
-            *known = word;
-            news
-        });
     }
 
     /// All nodes, each time beginning with another. There is at least one: the URL names it.
@@ -273,41 +286,48 @@ fn redirection(error: &ServerError, said_by: impl Fn(Slot) -> String) -> Option<
     Some((slot, Address { host, port: port.parse().ok()? }))
 }
 
-/// Reads what CLUSTER SLOTS answers.
-fn read(slots: &Value, told_by: &Address, epoch: u64) -> Option<Known> {
+/// Reads what CLUSTER SLOTS answers, and the configuration epochs of what CLUSTER NODES does.
+fn read(slots: &Value, nodes: &str, told_by: &Address) -> Option<Known> {
     let Value::Array(ranges) = slots else { return None };
-    let mut known = Known { epoch, ..Known::new() };
-    let mut primaries: HashMap<Address, Arc<Address>> = HashMap::new();
+    let mut known = Known { epochs: nodes.lines().filter_map(read_epoch).collect(), ..Known::nothing() };
     for range in ranges {
         let Value::Array(range) = range else { return None };
         let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_slice() else { return None };
         let mut nodes = nodes.iter().map(|node| read_node(node, told_by));
         let primary = nodes.next()?;
-        for node in primary.iter().cloned().chain(nodes.flatten()) {
+        for (node, _) in primary.iter().cloned().chain(nodes.flatten()) {
             if !known.nodes.contains(&node) {
                 known.nodes.push(node);
             }
         }
-        let Some(primary) = primary else { continue }; // it does not know its name yet
-        let primary = primaries.entry(primary.clone()).or_insert_with(|| Arc::new(primary));
+        let Some((primary, id)) = primary else { continue }; // it does not know its name yet
+        let epoch = known.epochs.get(&id).copied().unwrap_or(0);
+        let claim = Claim { primary: Arc::new(primary), id: id.into(), epoch };
         for slot in Slot::try_from(*first).ok()?..=Slot::try_from(*last).ok()? {
-            known.assign(slot, primary);
+            known.assign(slot, claim.clone());
         }
     }
     Some(known)
 }
 
-fn read_node(node: &Value, told_by: &Address) -> Option<Address> {
-    let Value::Array(node) = node else { return None };
-    let [host, Value::Int(port), ..] = node.as_slice() else { return None };
-    let host = match host {
-        Value::Nil => told_by.host.clone(),
-        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        Value::SimpleString(host) => host.clone(),
-        _ => return None,
+/// A node's id and epoch, of a line like `07c3 127.0.0.1:30004@31004,h master - 0 14262 4 connected 0-5460`.
+fn read_epoch(line: &str) -> Option<(String, u64)> {
+    let mut words = line.split(' ');
+    Some((words.next()?.to_owned(), words.nth(5)?.parse().ok()?))
+}
+
+/// A node's address and id.
+fn read_node(node: &Value, told_by: &Address) -> Option<(Address, String)> {
+    let text = |value: &Value| match value {
+        Value::Nil => Some(String::new()),
+        Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
     };
-    let host = if host.is_empty() { told_by.host.clone() } else { host };
-    (host != "?").then_some(Address { host, port: u16::try_from(*port).ok()? })
+    let Value::Array(node) = node else { return None };
+    let [host, Value::Int(port), id, ..] = node.as_slice() else { return None };
+    let host = Some(text(host)?).filter(|host| !host.is_empty()).unwrap_or_else(|| told_by.host.clone());
+    (host != "?").then_some((Address { host, port: u16::try_from(*port).ok()? }, text(id)?))
 }
 
 #[cfg(test)]
@@ -325,8 +345,10 @@ mod tests {
         SlotMap::new(vec![address(1)], node, Duration::from_secs(1))
     }
 
+    const NODES: &str = "id1 a:1@11,h myself,master - 0 0 5 connected 0-1\nid2 b:2@12 slave id1 0 1 4 connected\n\nx\n";
+
     fn node(host: Value, port: i64) -> Value {
-        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec()), Value::Array(vec![])])
+        Value::Array(vec![host, Value::Int(port), bulk(&format!("id{port}")), Value::Array(vec![])])
     }
 
     fn bulk(text: &str) -> Value {
@@ -343,15 +365,34 @@ mod tests {
             range(0, 1, vec![node(bulk("a"), 1), node(bulk(""), 2)]),
             range(3, 16_383, vec![node(Value::Nil, 3)]),
         ]);
-        let known = read(&told, &address(9), 7).unwrap();
+        let known = read(&told, NODES, &address(9)).unwrap();
+        assert_eq!([0, 3].map(|slot| known.claim(slot).unwrap().epoch), [5, 0], "of the third nothing is told");
         let primary = |slot| known.primary(slot).map(|primary| primary.to_string());
         assert_eq!([0, 1, 2, 3, 16_383].map(primary).map(Option::unwrap_or_default), ["a:1", "a:1", "", "h:3", "h:3"]);
         assert_eq!(known.nodes.iter().map(Address::to_string).collect::<Vec<_>>(), ["a:1", "h:2", "h:3"]);
         let unknown = Value::Array(vec![range(0, 1, vec![node(bulk("?"), 1)])]);
-        assert_eq!(read(&unknown, &address(9), 7).unwrap().primary(0), None);
+        assert_eq!(read(&unknown, "", &address(9)).unwrap().primary(0), None);
         for wrong in [Value::Nil, Value::Array(vec![Value::Nil]), Value::Array(vec![range(-1, 2, vec![])])] {
-            assert!(read(&wrong, &address(9), 7).is_none());
+            assert!(read(&wrong, NODES, &address(9)).is_none());
         }
+    }
+
+    #[test]
+    fn older_claim_counts_only_if_the_newer_node_has_gone() {
+        let word = |port, epoch, others: &[u16]| {
+            let mut word = Known::nothing();
+            word.assign(5, Claim { primary: Arc::new(address(port)), id: port.to_string().into(), epoch });
+            word.epochs = others.iter().map(|port| (port.to_string(), epoch)).collect();
+            word
+        };
+        let mut known = Known::nothing();
+        assert!(known.learn(word(1, 3, &[1, 2])));
+        assert!(known.learn(word(2, 4, &[1, 2])), "an election was won");
+        assert!(!known.learn(word(2, 4, &[1, 2])), "the same again");
+        assert!(!known.learn(word(1, 3, &[1, 2])), "a node that has not heard of it");
+        assert_eq!(known.primary(5).map(|primary| primary.port), Some(2));
+        assert!(known.learn(word(3, 1, &[1, 3])), "another cluster, or one that has begun anew");
+        assert!(!known.learn(word(4, 0, &[3, 4])));
     }
 
     #[test]

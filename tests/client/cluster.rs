@@ -192,7 +192,7 @@ fn node_that_is_cut_off_is_not_believed() {
     // A client that knows nobody but a node which has heard of nothing: it is sent to the old primary, hears there that the cluster is
     // down, and asks the others.
     let builder = Server::builder().generation(Generation::New).config("enable-debug-command", "yes");
-    let cluster = Cluster::start_replicated(&attentive(&builder), PRIMARIES);
+    let mut cluster = Cluster::start_replicated(&attentive(&builder), PRIMARIES);
     within_bounds(async {
         let tags = tags(&cluster, PRIMARIES);
         let (old, new) = (&cluster.nodes[0], &cluster.nodes[PRIMARIES]);
@@ -206,6 +206,21 @@ fn node_that_is_cut_off_is_not_believed() {
         let began = Instant::now();
         assert!(is_current(new, &held(&flock, &format!("{}k", tags[0])).await));
         println!("found after {:?}", began.elapsed());
+
+        // Another primary dies, so the nodes are asked again and again, that one too: what it tells is older than what is known.
+        drop(held(&flock, &tags[1]).await);
+        cluster.nodes[1].kill9();
+        let (old, new) = (&cluster.nodes[0], &cluster.nodes[PRIMARIES + 1]);
+        let misled = || stat(old, "errorstats", "errorstat_CLUSTERDOWN", "count=");
+        let before = (misled(), stat(old, "commandstats", "cmdstat_cluster|slots", "calls="));
+        let moved = tokio::spawn(flock.lock(&tags[1]).wait(MOVED_WITHIN).into_future());
+        while !moved.is_finished() {
+            drop(held(&flock, &format!("{}k", tags[0])).await);
+            sleep(ms(20)).await;
+        }
+        assert!(is_current(new, &moved.await.unwrap().unwrap()));
+        assert!(stat(old, "commandstats", "cmdstat_cluster|slots", "calls=") > before.1, "it was asked");
+        assert_eq!(misled(), before.0, "and believed");
     });
 }
 
@@ -418,7 +433,7 @@ fn users_need_few_permissions(builder: server::Builder) {
         let node = &cluster.nodes[0];
         let mut admin = node.connect(Protocol::Resp2);
         let user =
-            "ACL SETUSER worker on >p%w ~* resetchannels &flock:* +@flock +ssubscribe +cluster|slots +cluster|info";
+            "ACL SETUSER worker on >p%w ~* resetchannels &flock:* +@flock +ssubscribe +cluster|slots +cluster|nodes";
         assert_eq!(admin.cmd(&user.split(' ').collect::<Vec<_>>()), Reply::ok());
         let right = Flock::builder(format!("redis+cluster://worker@{}", node.addr())).credentials(None, "p%w");
         let (flock, other) = (right.clone().connect().await.unwrap(), right.connect().await.unwrap());
