@@ -9,6 +9,7 @@ use flock_tests::proxy::{Cut, Proxy};
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{Generation, Server};
+use flock_tests::topology::Cluster;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair,
@@ -68,7 +69,10 @@ struct Secure {
 
 impl Secure {
     fn start(names: &[&str], wants_client_certificates: bool) -> Self {
-        let server = Server::builder().generation(Generation::Old).start();
+        Self::on(Server::builder().generation(Generation::Old).start(), names, wants_client_certificates)
+    }
+
+    fn on(server: Server, names: &[&str], wants_client_certificates: bool) -> Self {
         let authority = Authority::new();
         let own = authority.certify(names, ExtendedKeyUsagePurpose::ServerAuth);
         let file = |name: &str, text: &str| {
@@ -139,6 +143,28 @@ fn everything_works_over_tls() {
             flock.shutdown(SOON).await.unwrap();
             assert_eq!(held_and_waiting(&secure.server), (0, 0));
         }
+    });
+}
+
+#[test]
+fn nodes_of_a_cluster_speak_tls() {
+    // A node names the ports for TLS to who asks by TLS.
+    let mut cluster = Cluster::start(&Server::builder().generation(Generation::Old), 1);
+    within_bounds(async {
+        let secure = Secure::on(cluster.nodes.remove(0), OURS, true);
+        // One that has begun to speak TLS while it runs must be told to tell.
+        let announce = args!["CONFIG", "SET", "cluster-announce-tls-port", secure.port];
+        assert_eq!(secure.server.connect(Protocol::Resp2).cmd(&announce), Reply::ok());
+        let url = format!("valkeys+cluster://localhost:{},127.0.0.1:{}", secure.port, secure.port);
+        let builder = Flock::builder(url).ca_certificates(secure.authority.pem());
+        let me = secure.authority.certify(&["me"], ExtendedKeyUsagePurpose::ClientAuth);
+        let flock = builder.clone().client_certificate(me.certificate, me.key).connect().await.unwrap();
+        let first = held(&flock, "k").await;
+        let waiting = tokio::spawn(held(&flock, "k"));
+        wait_until_waiting(&secure.server, 1);
+        first.release().await.unwrap();
+        assert!(is_current(&secure.server, &waiting.await.unwrap()));
+        assert_distrust(builder.connect().await, Instant::now());
     });
 }
 
