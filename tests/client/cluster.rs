@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
-use flock_client::{AcquireError, ConnectError, Flock, Guard, HoldError, LossReason};
+use flock_client::{AcquireError, ConnectError, Flock, Guard, HoldError, LossReason, Released};
 use flock_tests::migration::Migration;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
@@ -178,10 +178,10 @@ fn key_that_has_left_before_its_slot_is_followed(builder: server::Builder) {
         let waiting = waits(&other, key);
         sleep(ms(300)).await;
         let token = guard.token();
-        guard.release().await.unwrap();
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
         let next = granted(waiting).await;
         assert!(next.token() > token);
-        next.release().await.unwrap();
+        assert_eq!(next.release().await.unwrap(), Released::Released);
         way.end();
         assert!(is_current(way.target_node, &held(&flock, key).await));
     });

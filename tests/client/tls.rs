@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Instant;
 
-use flock_client::{ConnectError, Flock, LossReason};
+use flock_client::{ConnectError, Flock, LossReason, Released};
 use flock_tests::args;
 use flock_tests::proxy::{Cut, Proxy};
 use flock_tests::reply::Reply;
@@ -162,7 +162,7 @@ fn nodes_of_a_cluster_speak_tls() {
         let first = held(&flock, "k").await;
         let waiting = tokio::spawn(held(&flock, "k"));
         wait_until_waiting(&secure.server, 1);
-        first.release().await.unwrap();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
         assert!(is_current(&secure.server, &waiting.await.unwrap()));
         assert_distrust(builder.connect().await, Instant::now());
     });
