@@ -17,6 +17,9 @@
 //! A re-entrant handle is an id of a hold that its owner may have already. Each request adds the id, if it is not there, and extends the
 //! lease: so any answer "granted" may be believed from its own request on, and nothing is to be confirmed.
 //!
+//! The first request is made in the caller's own future. What it does not settle at once goes on on the client's thread. There,
+//! waiting goes on though the caller does not run; a grant to a caller that is never heard of again before that lasts for its claim.
+//!
 //! Whatever ends an acquisition without a hold (an error, the deadline, a dropped future) releases its owner in the background.
 
 use std::num::NonZeroU32;
@@ -25,21 +28,24 @@ use std::time::Duration;
 
 use flock_core::wire::error::WireError;
 use flock_core::{Acquire, EndReason, Millis, Mode, Time, Token, Wait};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::{Instrument, Span};
 
+use crate::acknowledgement::Acknowledgement;
 use crate::clock::{believed_until, duration, millis};
 use crate::engine::{Engine, Errand};
 use crate::error::{AcquireError, ServerError};
 use crate::hold::{Grant, Hold, Keeping, Name, Session};
+use crate::in_place::leave_the_caller;
 use crate::jitter::Backoff;
 use crate::keepalive::is_asked_elsewhere;
-use crate::link::{CallError, Pulse};
+use crate::link::{CallError, Pulse, Up};
+use crate::nodes::Node;
 use crate::observe::{self, Acquisition, Holding};
-use crate::replicas::Acknowledgement;
+use crate::parties::{News, Waiter};
+use crate::retry::{pause, pauses};
 use crate::shard_channel::Inbox;
-use crate::waiters::{News, Waiter};
 use crate::wire::{self, Acquired};
 
 /// Who waits asks again this often, in case a message was lost on a connection that lives.
@@ -48,8 +54,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(30);
 const QUEUED_MAX: Duration = Duration::from_secs(120);
 /// The caller's deadline is kept here; the server's comes a little later, so that it does not decide.
 const SERVER_WAITS_LONGER: Duration = Duration::from_millis(250);
-const RETRY_FIRST: Duration = Duration::from_millis(10);
-const RETRY_MOST: Duration = Duration::from_millis(500);
 /// Polling: how the ceiling of the random delay grows.
 const POLL_FIRST: Duration = Duration::from_millis(10);
 const POLL_MOST: Duration = Duration::from_secs(1);
@@ -78,12 +82,16 @@ pub(crate) struct Request {
     pub(crate) acknowledgement: Option<Acknowledgement>,
     pub(crate) patience: Patience,
     pub(crate) polls: bool,
+    /// Others of the same set had to be waited for.
+    pub(crate) has_waited: bool,
 }
 
 /// A hold that ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
+    /// Whether others held the lock first.
+    pub(crate) has_waited: bool,
     pub(crate) engine: Arc<Engine>,
     /// Where its loss is told.
     _inbox: Inbox,
@@ -91,14 +99,16 @@ pub(crate) struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.engine.end(&self.hold, None);
+        if let Some(errand) = self.engine.end(&self.hold) {
+            self.engine.give_back(errand);
+        }
     }
 }
 
-/// Acquires the lock; `None` if it was only tried, and others hold it. Runs on the client's thread; dropping it undoes it.
+/// Acquires the lock; `None` if it was only tried, and others hold it. Dropping it undoes it.
 pub(crate) async fn acquire(
     engine: Arc<Engine>,
-    request: Request,
+    request: Box<Request>,
     acquisition: Acquisition,
 ) -> Result<Option<Held>, AcquireError> {
     let span = acquisition.span().clone();
@@ -113,46 +123,57 @@ pub(crate) async fn acquire(
 
 async fn acquire_in(
     engine: Arc<Engine>,
-    request: Request,
+    request: Box<Request>,
     acquisition: &Acquisition,
 ) -> Result<Option<Held>, AcquireError> {
+    if *engine.closing.borrow() {
+        return Err(AcquireError::ShutDown);
+    }
     let limit = match request.patience {
         Patience::Try => Some(engine.operation_timeout),
         Patience::AtMost(wait) => Some(wait),
         Patience::Forever => None,
     };
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    let mut closing = engine.closing.subscribe();
-    let mut attempt = Attempt::new(engine, request);
+    let mut attempt = Attempt::new(engine, request, deadline);
     acquisition.asks_as(&attempt.name.owner);
-    let ended = tokio::select! {
-        biased;
-        _ = closing.wait_for(|closing| *closing) => Some(Err(AcquireError::ShutDown)),
-        outcome = attempt.run(deadline) => Some(outcome),
-        () = passed(deadline) => None,
+    let found = match attempt.ask_in_place().await? {
+        Some(Step::Found(found)) => Some(found),
+        first => Box::pin(attempt.go_on(first)).await?, // boxed, as all that is rare: what is usual is small then
     };
+    let Some(found) = found else { return Ok(None) };
     let acknowledgement = attempt.request.acknowledgement;
-    let held = match ended {
-        Some(Ok(Some(found))) => attempt.into_held(found, acquisition.span()),
-        Some(Ok(None)) => return Ok(None),
-        Some(Err(error)) => return Err(error),
-        None => return Err(attempt.at_deadline()),
-    };
-    let Some(asked) = acknowledgement else { return Ok(Some(held)) };
-    let node = held.engine.node(&held.hold.name.key);
+    let held = attempt.into_held(found, acquisition.span());
+    let engine = &held.engine;
+    if *engine.closing.borrow() {
+        return Err(AcquireError::ShutDown); // who ends the client may not have seen this one as a hold
+    }
+    match acknowledgement {
+        Some(asked) => Box::pin(acknowledged(held, asked)).await.map(Some),
+        None => Ok(Some(held)),
+    }
+}
+
+/// Waits until replicas have the grant; gives it back if they have not in time.
+async fn acknowledged(held: Held, asked: Acknowledgement) -> Result<Held, AcquireError> {
+    let engine = &held.engine;
+    let _counted = engine.waits.add();
+    leave_the_caller().await;
+    let mut closing = engine.closing.subscribe();
+    let node = engine.node(&held.hold.name.key);
     let acknowledged = tokio::select! {
         biased;
         _ = closing.wait_for(|closing| *closing) => Err(AcquireError::ShutDown),
         Some(reason) = held.hold.lost() => Err(AcquireError::Lost { key: held.hold.name.key.to_vec(), reason }),
-        acknowledged = node.replicas.acknowledge(&held.engine, &held.hold, asked) => acknowledged,
+        acknowledged = node.replicas.acknowledge(engine, &held.hold, asked) => acknowledged,
     };
-    if acknowledged.is_err() {
+    if acknowledged.is_err()
+        && let Some(errand) = engine.end(&held.hold)
+    {
         // Who reads the error finds the lock free, if the server answers.
-        let (answer, answered) = oneshot::channel();
-        held.engine.end(&held.hold, Some(answer));
-        let _ = answered.await;
+        let _ = engine.runtime().spawn(Arc::clone(engine).given_back(errand)).await;
     }
-    acknowledged.map(|()| Some(held))
+    acknowledged.map(|()| held)
 }
 
 async fn passed(deadline: Option<Instant>) {
@@ -171,17 +192,32 @@ enum Step {
     Again,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Epochs {
+    messages: u64,
+    commands: u64,
+}
+
+impl Epochs {
+    fn of(engine: &Engine, inbox: &Inbox) -> Self {
+        Self { messages: inbox.epoch(), commands: engine.nodes.commands_epoch() }
+    }
+}
+
 struct Attempt {
     engine: Arc<Engine>,
-    request: Request,
-    name: Name,
+    request: Box<Request>,
+    name: Arc<Name>,
     lease: Millis,
     claim: Option<Millis>,
+    deadline: Option<Instant>,
     waiter: Arc<Waiter>,
     inbox: Inbox,
     backoff: Backoff,
     /// Another client asks in the name of the same owner, or the slot is between two nodes.
     contested: Backoff,
+    /// The newest connections before the last request: what is told over others it may have missed.
+    epochs: Epochs,
     /// Just before the first request was sent.
     first_sent: Option<Time>,
     /// Requests that may have been sent.
@@ -199,7 +235,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn new(engine: Arc<Engine>, mut request: Request) -> Self {
+    fn new(engine: Arc<Engine>, mut request: Box<Request>, deadline: Option<Instant>) -> Self {
         let number = engine.next_number();
         let lease = request.max_hold.map_or(request.lease, |most| request.lease.min(most));
         let lease = millis(lease);
@@ -208,18 +244,21 @@ impl Attempt {
             Some(owner) => (owner, Some(unique)),
             None => (unique, None),
         };
-        let shared = id.is_some().then(|| (key.clone(), owner.clone()));
         // Handles of one owner share one lease: the confirmation of one handle's claim would cut the lease of the others.
         let claim = Some(millis(engine.claim)).filter(|claim| *claim < lease && id.is_none());
+        let inbox = engine.nodes.inbox(&key);
+        let name = Arc::new(Name { number, key, owner, id });
         Self {
-            waiter: engine.parties.wait(number, shared),
-            inbox: engine.nodes.inbox(&key),
+            waiter: engine.parties.wait(&name),
             claim,
+            epochs: Epochs::of(&engine, &inbox),
+            inbox,
             engine,
             request,
-            name: Name { number, key, owner, id },
+            name,
             lease,
-            backoff: Backoff::new(RETRY_FIRST, RETRY_MOST),
+            deadline,
+            backoff: pauses(),
             contested: Backoff::new(POLL_FIRST, POLL_MOST),
             first_sent: None,
             requests: 0,
@@ -232,47 +271,85 @@ impl Attempt {
         }
     }
 
-    async fn run(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, AcquireError> {
+    /// Makes the first request, where the caller is. None, and nothing is sent, if that would have to wait.
+    async fn ask_in_place(&mut self) -> Result<Option<Step>, AcquireError> {
+        let engine = Arc::clone(&self.engine);
+        let node = engine.node(&self.name.key);
+        let (Some(up), Some(turn)) = (node.commands.up_now(), engine.turns.in_place()) else { return Ok(None) };
+        let answered_by = Instant::now() + node.commands.response_timeout();
+        let deadline = self.deadline.filter(|deadline| *deadline < answered_by);
+        let wait = self.wait();
+        let ask = self.ask_over(&node, &up, Some(turn), wait);
+        match deadline {
+            Some(deadline) => timeout_at(deadline, ask).await.unwrap_or(Ok(Step::Again)),
+            None => ask.await,
+        }
+        .map(Some)
+    }
+
+    /// Goes on from the first answer, if there was one, on the client's thread until it is over.
+    async fn go_on(&mut self, first: Option<Step>) -> Result<Option<Grant>, AcquireError> {
+        if let (Patience::Try, Some(Step::Busy | Step::Queued | Step::Between)) = (self.request.patience, &first) {
+            return Ok(None);
+        }
+        let _counted = self.engine.waits.add();
+        leave_the_caller().await;
+        let mut closing = self.engine.closing.subscribe();
+        let deadline = self.deadline;
+        tokio::select! {
+            biased;
+            _ = closing.wait_for(|closing| *closing) => return Err(AcquireError::ShutDown),
+            outcome = self.run(first) => return outcome,
+            () = passed(deadline) => {}
+        }
+        Err(self.at_deadline())
+    }
+
+    async fn run(&mut self, first: Option<Step>) -> Result<Option<Grant>, AcquireError> {
         match self.request.patience {
-            Patience::Try => self.try_once().await,
-            Patience::AtMost(_) | Patience::Forever if self.request.polls => self.poll().await.map(Some),
-            Patience::AtMost(_) | Patience::Forever => self.queue(deadline).await.map(Some),
+            Patience::Try => self.try_once(first).await,
+            Patience::AtMost(_) | Patience::Forever if self.request.polls => self.poll(first).await.map(Some),
+            Patience::AtMost(_) | Patience::Forever => self.queue(first).await.map(Some),
         }
     }
 
-    async fn try_once(&mut self) -> Result<Option<Grant>, AcquireError> {
+    async fn try_once(&mut self, mut step: Option<Step>) -> Result<Option<Grant>, AcquireError> {
         loop {
-            match self.ask(Wait::No).await? {
-                Step::Found(found) => return Ok(Some(found)),
-                Step::Busy | Step::Queued | Step::Between => return Ok(None),
-                Step::Again => self.pause().await,
+            match step {
+                Some(Step::Found(found)) => return Ok(Some(found)),
+                Some(Step::Busy | Step::Queued | Step::Between) => return Ok(None),
+                Some(Step::Again) => self.pause().await,
+                None => {}
             }
+            step = Some(self.ask(Wait::No).await?);
         }
     }
 
-    async fn poll(&mut self) -> Result<Grant, AcquireError> {
+    async fn poll(&mut self, mut step: Option<Step>) -> Result<Grant, AcquireError> {
         let mut delay = Backoff::new(POLL_FIRST, POLL_MOST);
         loop {
-            match self.ask(Wait::No).await? {
-                Step::Found(found) => return Ok(found),
-                Step::Busy | Step::Queued | Step::Between => sleep(delay.next(&self.engine.jitter)).await,
-                Step::Again => self.pause().await,
+            match step {
+                Some(Step::Found(found)) => return Ok(found),
+                Some(Step::Busy | Step::Queued | Step::Between) => sleep(delay.next(&self.engine.jitter)).await,
+                Some(Step::Again) => self.pause().await,
+                None => {}
             }
+            step = Some(self.ask(Wait::No).await?);
         }
     }
 
-    async fn queue(&mut self, deadline: Option<Instant>) -> Result<Grant, AcquireError> {
+    async fn queue(&mut self, mut first: Option<Step>) -> Result<Grant, AcquireError> {
         let waiter = Arc::clone(&self.waiter);
         loop {
-            let epochs = (self.inbox.epoch(), self.engine.nodes.commands_epoch());
-            let session = self.request.session.is_some();
-            let left = deadline.map_or(QUEUED_MAX, |deadline| deadline - Instant::now() + SERVER_WAITS_LONGER);
-            let wait = Wait::Queue(millis(left.min(QUEUED_MAX)));
-            let step = tokio::select! {
-                biased;
-                step = self.ask(wait) => Ok(step?),
-                // The command link may be dead while the grant arrives on the other.
-                news = waiter.news() => Err(news),
+            let wait = self.wait();
+            let step = match first.take() {
+                Some(step) => Ok(step),
+                None => tokio::select! {
+                    biased;
+                    step = self.ask(wait) => Ok(step?),
+                    // The command link may be dead while the grant arrives on the other.
+                    news = waiter.news() => Err(news),
+                },
             };
             let news = match step {
                 Ok(Step::Found(found)) => return Ok(found),
@@ -286,11 +363,12 @@ impl Attempt {
                 }
                 Ok(Step::Queued) => {
                     let again = self.engine.jitter.around(ASK_AGAIN);
+                    let (epochs, session) = (self.epochs, self.request.session.is_some());
                     tokio::select! {
                         biased;
                         news = waiter.news() => news,
-                        () = self.inbox.newer_than(epochs.0) => continue, // a message may have been lost between
-                        () = self.engine.nodes.commands_newer_than(epochs.1), if session => continue, // it has died with the last
+                        () = self.inbox.newer_than(epochs.messages) => continue, // a message may have been lost between
+                        () = self.engine.nodes.commands_newer_than(epochs.commands), if session => continue, // it has died with the last
                         () = sleep(again) => continue,
                     }
                 }
@@ -300,6 +378,15 @@ impl Attempt {
                 return Ok(found);
             }
         }
+    }
+
+    /// How the server is to wait.
+    fn wait(&self) -> Wait {
+        if self.request.polls || self.request.patience == Patience::Try {
+            return Wait::No;
+        }
+        let left = self.deadline.map_or(QUEUED_MAX, |deadline| deadline - Instant::now() + SERVER_WAITS_LONGER);
+        Wait::Queue(millis(left.min(QUEUED_MAX)))
     }
 
     async fn take_news(&mut self, news: News) -> Result<Option<Grant>, AcquireError> {
@@ -337,6 +424,23 @@ impl Attempt {
 
     /// Sends the request once.
     async fn ask(&mut self, wait: Wait) -> Result<Step, AcquireError> {
+        let engine = Arc::clone(&self.engine);
+        let node = engine.node(&self.name.key);
+        let up = match node.commands.up().await {
+            Ok(up) => up,
+            Err(error) => return self.without_answer(error),
+        };
+        let turn = engine.turns.to_ask().await;
+        self.ask_over(&node, &up, turn, wait).await
+    }
+
+    async fn ask_over(
+        &mut self,
+        node: &Node,
+        up: &Up,
+        _turn: Option<SemaphorePermit<'_>>,
+        wait: Wait,
+    ) -> Result<Step, AcquireError> {
         let command = wire::command(&Acquire {
             mode: self.request.mode,
             limit: self.request.limit,
@@ -350,11 +454,7 @@ impl Attempt {
             ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
         let engine = Arc::clone(&self.engine);
-        let node = engine.node(&self.name.key);
-        let up = match node.commands.up().await {
-            Ok(up) => up,
-            Err(error) => return self.without_answer(error),
-        };
+        self.epochs = Epochs::of(&engine, &self.inbox);
         // Noted first: this future may be dropped at the await. Not before there is a connection: what is noted is to be given back.
         let unanswered = std::mem::replace(&mut self.unanswered, true);
         self.first_sent.get_or_insert(engine.clock.now());
@@ -370,10 +470,16 @@ impl Attempt {
                 match answer.reply {
                     // Without a claim each request extends the lease: it counts from this one.
                     Acquired::Granted(token) if self.name.id.is_some() => {
-                        Ok(Step::Found(self.believe(token, answer.sent)))
+                        let grant = self.believe(token, answer.sent);
+                        let is_over = engine.clock.now() >= grant.believed_until; // looked at too late
+                        Ok(if is_over { Step::Again } else { Step::Found(grant) })
                     }
-                    Acquired::Granted(token) if unanswered || (self.others_hold && !self.request.polls) => {
-                        Ok(self.confirm(token).await?.map_or(Step::Again, Step::Found))
+                    // It may be an older grant; or it is from now and came, or was looked at, so late that too little is left of it.
+                    Acquired::Granted(token)
+                        if unanswered || (self.others_hold && !self.request.polls) || !self.is_fresh(answer.sent) =>
+                    {
+                        leave_the_caller().await;
+                        Ok(Box::pin(self.confirm(token)).await?.map_or(Step::Again, Step::Found))
                     }
                     Acquired::Granted(token) => Ok(Step::Found(self.believe(token, answer.sent))),
                     Acquired::Busy => {
@@ -404,7 +510,7 @@ impl Attempt {
         let engine = Arc::clone(&self.engine);
         self.confirming = true;
         loop {
-            let Name { key, owner, .. } = &self.name;
+            let Name { key, owner, .. } = &*self.name;
             let request = flock_core::Renew { key, owner, lease: self.lease, token: Some(token) };
             match engine.call(key, &wire::command(&request), wire::yes_or_no).await {
                 Ok(answer) => {
@@ -420,11 +526,12 @@ impl Attempt {
 
     /// Remembers what may be over a moment later; fails with what will not.
     fn note(&mut self, error: CallError) -> Result<(), AcquireError> {
-        self.trouble = Some(match error {
-            CallError::NotSent(source) | CallError::Unanswered(source) => AcquireError::Unavailable(source),
-            CallError::Server(error) if error.is_retryable() => AcquireError::Server(error),
-            CallError::Server(error) => return Err(AcquireError::Server(error)),
-        });
+        let is_passing = error.is_passing();
+        let error = AcquireError::from(error);
+        if !is_passing {
+            return Err(error);
+        }
+        self.trouble = Some(error);
         Ok(())
     }
 
@@ -441,12 +548,13 @@ impl Attempt {
 
     async fn pause(&mut self) {
         observe::retried();
-        let delay = self.backoff.next(&self.engine.jitter);
-        sleep(delay).await;
+        pause(&mut self.backoff, &self.engine.jitter).await;
     }
 
     fn at_deadline(&mut self) -> AcquireError {
-        if self.others_hold && self.request.patience != Patience::Try {
+        // Who waited for the first of a set has spent the time on others, though for this one it was too short for an answer.
+        let has_waited = self.request.has_waited && self.trouble.is_none();
+        if (self.others_hold || has_waited) && self.request.patience != Patience::Try {
             return AcquireError::TimedOut;
         }
         self.trouble.take().unwrap_or_else(|| AcquireError::Unavailable("no answer in time".into()))
@@ -463,13 +571,13 @@ impl Attempt {
         let session =
             self.request.session.map(|grace| Session::new(millis(grace), self.pulse.take().unwrap_or_default()));
         let holding = Holding::begin(&engine.clock, &self.name.key, found.token, acquisition);
-        let name = std::mem::take(&mut self.name);
+        let name = Arc::clone(&self.name);
         let hold = Arc::new(Hold::new(name, keeping, session, found, holding));
         if let Some(reason) = engine.parties.hold(&hold) {
             engine.tell_loss(&hold, reason);
         }
         engine.keepalive.keep(&engine, &hold);
-        Held { hold, engine, _inbox: self.inbox.clone() }
+        Held { hold, has_waited: self.others_hold, engine, _inbox: self.inbox.clone() }
     }
 }
 
@@ -483,7 +591,7 @@ impl Drop for Attempt {
             // A queued request that is not released ends by itself, and so does the grant that it may become.
             let lasts = self.claim.filter(|_| !self.confirming).unwrap_or(self.lease);
             let until = self.engine.after(QUEUED_MAX + duration(lasts));
-            self.engine.give_back(Errand { name: std::mem::take(&mut self.name), token: None, until }, None);
+            self.engine.give_back(Errand { name: Arc::clone(&self.name), token: None, until });
         }
     }
 }

@@ -10,18 +10,14 @@ use std::time::Duration;
 use flock_core::wire::command::{Info, List};
 use flock_core::{Mode, Revoke, Token};
 use redis::{Cmd, Value};
-use tokio::time::{Instant, sleep};
 
 use crate::client::Flock;
 use crate::engine::Engine;
 use crate::error::{ServerError, Source};
-use crate::jitter::Backoff;
 use crate::link::CallError;
 use crate::nodes::Node;
+use crate::retry::Tries;
 use crate::wire;
-
-const RETRY_FIRST: Duration = Duration::from_millis(10);
-const RETRY_MOST: Duration = Duration::from_millis(200);
 
 /// Why an administrative call failed.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +38,15 @@ pub enum AdminError {
     /// The client is shut down.
     #[error("the client is shut down")]
     ShutDown,
+}
+
+impl From<CallError> for AdminError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Server(error) => Self::Server(error), // nothing was done
+            CallError::NotSent(source) | CallError::Unanswered(source) => Self::Unavailable(source),
+        }
+    }
 }
 
 impl AdminError {
@@ -362,6 +367,7 @@ impl Flock {
     ) -> Result<T, AdminError> {
         let engine = self.engine();
         engine
+            .thread
             .ask(call(Arc::clone(engine), asked, command, read, repeatable))
             .await
             .map_err(|_| AdminError::ShutDown)?
@@ -383,8 +389,7 @@ async fn call<T>(
     read: fn(&Value) -> Option<T>,
     repeatable: bool,
 ) -> Result<T, AdminError> {
-    let patience = Instant::now() + engine.operation_timeout;
-    let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+    let mut tries = Tries::within(engine.operation_timeout);
     loop {
         // What cannot be read says nothing about the connection: a later server may answer what we do not know.
         let answer = match &asked {
@@ -393,19 +398,13 @@ async fn call<T>(
         };
         let error = match answer {
             Ok(answer) => return answer.reply.ok_or(AdminError::Unreadable),
-            Err(CallError::Server(error)) if !error.is_retryable() => return Err(AdminError::Server(error)),
-            Err(CallError::Server(error)) => AdminError::Server(error), // nothing was done
-            Err(CallError::NotSent(source)) => AdminError::Unavailable(source),
-            Err(CallError::Unanswered(source)) if repeatable => AdminError::Unavailable(source),
-            Err(CallError::Unanswered(source)) => return Err(AdminError::Unknown(source)),
+            Err(CallError::Unanswered(source)) if !repeatable => return Err(AdminError::Unknown(source)),
+            Err(error) => error,
         };
-        if Instant::now() >= patience {
-            return Err(error);
-        }
+        tries.next(&engine.jitter, error).await?;
         if *engine.closing.borrow() {
             return Err(AdminError::ShutDown);
         }
-        sleep(backoff.next(&engine.jitter)).await;
     }
 }
 
@@ -602,12 +601,12 @@ mod tests {
         let server = crate::testing::Server::new();
         let flock = server.client().await;
         let node = flock.engine().node(b"k");
-        let (epoch, begun) = (node.commands.epoch(), Instant::now());
+        let (epoch, begun) = (node.commands.epoch(), tokio::time::Instant::now());
         let asked = Asked::Server(Arc::clone(&node));
         let error = flock.look(asked, redis::cmd("PING"), |_| None::<()>).await.unwrap_err();
         assert!(matches!(error, AdminError::Unreadable), "{error:?}");
         assert!(begun.elapsed() < Duration::from_millis(100));
-        sleep(Duration::from_secs(3)).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(node.commands.epoch(), epoch);
     }
 

@@ -43,6 +43,7 @@ use tokio::task::JoinSet;
 use crate::client::{Builder, ShutdownTimedOut};
 use crate::error::{AcquireError, ConnectError, HoldError, LossReason, RunError};
 use crate::guard::Released;
+use crate::in_place::leave_the_caller;
 use crate::lock::WaitMode;
 
 /// A client of one server; see [`crate::Flock`]. Cheap to clone.
@@ -107,7 +108,7 @@ impl Flock {
     /// # Panics
     /// In an asynchronous task.
     pub fn wait_for<T>(&self, future: impl Future<Output = T>) -> T {
-        self.inner.engine().runtime.block_on(future)
+        self.inner.engine().runtime().block_on(future)
     }
 
     /// Ends the client for all its clones; see [`crate::Flock::shutdown`].
@@ -270,8 +271,11 @@ impl Guard {
         }
         // Timed on the client's thread; if that is gone, so is the lock.
         let lost = self.inner.lost();
-        let waited =
-            self.flock.inner.engine().ask(async move { tokio::time::timeout(timeout, lost).await.ok().flatten() });
+        let lost = async move {
+            leave_the_caller().await;
+            tokio::time::timeout(timeout, lost).await.ok().flatten()
+        };
+        let waited = self.flock.inner.engine().thread.ask(lost);
         self.flock.wait_for(waited).unwrap_or(Some(LossReason::ShutDown))
     }
 
@@ -285,7 +289,7 @@ impl Guard {
                 tell(reason);
             }
         };
-        self.tell.spawn_on(told, &self.flock.inner.engine().runtime);
+        self.tell.spawn_on(told, self.flock.inner.engine().runtime());
     }
 
     /// Renews the lease now; see [`crate::Guard::renew`].

@@ -3,9 +3,9 @@
 //! A client has a thread of its own with a small runtime: connections, renewals, waiting and giving back go on though the caller's
 //! runtime is busy, blocked, or gone. A guard may be dropped anywhere: on a plain thread, or while the caller's runtime shuts down.
 //!
-//! The caller's futures only wait for an answer from here. So dropping one, at any point, is seen here, where it is undone.
+//! What is one request and its answer is done in the caller's own future, which moves here when it takes longer: see
+//! [`crate::in_place`]. Dropping it, at any point, undoes what it has done, or hands that over to be undone here.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,26 +13,30 @@ use std::time::Duration;
 use flock_core::wire::message::OwnerMessage;
 use flock_core::{Release, Time, Token};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, broadcast, oneshot, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, broadcast, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use crate::clock::Clock;
-use crate::error::{HoldError, LossReason, Source};
+use crate::error::{HoldError, LossReason};
 use crate::event::Event;
 use crate::hold::{Hold, Name};
-use crate::jitter::{Backoff, Jitter};
+use crate::in_place::{ClientThread, Door, is_with_caller, leave_the_caller};
+use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
 use crate::link::{Answer, CallError};
 use crate::nodes::Nodes;
 use crate::observe;
-use crate::waiters::{Heard, Parties};
+use crate::parties::{Heard, Parties};
+use crate::retry::Tries;
+use crate::tally::Tally;
 use crate::wire;
 
-const RETRY_FIRST: Duration = Duration::from_millis(10);
-const RETRY_MOST: Duration = Duration::from_millis(500);
-/// What is given back at the same time; more would make the renewals wait when a connection is back.
-pub(crate) const ERRANDS_AT_ONCE: usize = 256;
+/// What is asked for at the same time, and what is given back. More would make the renewals wait: they go over the same connection,
+/// behind what was sent before, and the server answers about a hundred of these a millisecond.
+const ASKED_AT_ONCE: usize = 256;
+const ERRANDS_AT_ONCE: usize = 256;
+const IN_PLACE_AT_ONCE: usize = 512;
 /// When the last handle of a client is gone, its thread stays this long at most for what is still to be given back.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -52,26 +56,69 @@ pub(crate) struct Engine {
     pub(crate) listens: bool,
     /// The shortest grace of a session: the connection's signs of life come about this often. None where there are no sessions.
     pub(crate) grace_min: Option<Duration>,
-    pub(crate) runtime: Handle,
+    pub(crate) thread: ClientThread,
     pub(crate) numbers: AtomicU64,
     /// Whether the client is shut down: nothing new is begun.
     pub(crate) closing: watch::Sender<bool>,
-    /// How many holds and requests are being given back.
-    pub(crate) errands: watch::Sender<usize>,
-    /// Whose turn it is to ask for that.
-    pub(crate) turns: Semaphore,
+    /// The acquisitions that are with the client's thread.
+    pub(crate) waits: Tally,
+    /// What is being given back.
+    pub(crate) errands: Tally,
+    pub(crate) turns: Turns,
+}
+
+/// Whose turn it is to send a request, of those that may be many: so the others, the renewals above all, find room.
+///
+/// What is with its caller may stay there unpolled, and keep its turn: so these have a number of their own. Who finds none moves to the
+/// client's thread, where everybody goes on.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    in_place: Semaphore,
+    asking: Semaphore,
+    returning: Semaphore,
+}
+
+impl Turns {
+    pub(crate) fn new() -> Self {
+        Self {
+            in_place: Semaphore::new(IN_PLACE_AT_ONCE),
+            asking: Semaphore::new(ASKED_AT_ONCE),
+            returning: Semaphore::new(ERRANDS_AT_ONCE),
+        }
+    }
+
+    /// A turn with the caller, if there is one.
+    pub(crate) fn in_place(&self) -> Option<SemaphorePermit<'_>> {
+        self.in_place.try_acquire().ok()
+    }
+
+    /// A turn to ask for a lock, on the client's thread.
+    pub(crate) async fn to_ask(&self) -> Option<SemaphorePermit<'_>> {
+        self.asking.acquire().await.ok()
+    }
+
+    /// A turn to give one back. None are never closed.
+    async fn to_return(&self) -> Option<SemaphorePermit<'_>> {
+        if is_with_caller() {
+            if let Some(turn) = self.in_place() {
+                return Some(turn);
+            }
+            leave_the_caller().await;
+        }
+        self.returning.acquire().await.ok()
+    }
 }
 
 /// Something to be given back: a hold, or whatever became of a request.
 #[derive(Debug)]
 pub(crate) struct Errand {
-    pub(crate) name: Name,
+    pub(crate) name: Arc<Name>,
     pub(crate) token: Option<Token>,
     /// After this the server has ended it by itself.
     pub(crate) until: Time,
 }
 
-/// How giving back ended; `Err` if nobody knows.
+/// How giving back ended: whether there was something; `Err` if nobody knows.
 pub(crate) type GivenBack = Result<bool, HoldError>;
 
 impl Engine {
@@ -85,7 +132,8 @@ impl Engine {
     }
 
     /// Runs on the client's thread until `stop`; then gives back what is still to be given back.
-    pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+    pub(crate) async fn run(self: Arc<Self>, door: Door, mut stop: watch::Receiver<bool>) {
+        let _standing = self.thread.stand();
         let mut tasks = JoinSet::new(); // they end with this
         match &self.nodes {
             Nodes::One { node, .. } => {
@@ -96,6 +144,7 @@ impl Engine {
             }
             Nodes::Cluster(cluster) => drop(tasks.spawn(Arc::clone(cluster).run())),
         }
+        tasks.spawn(ClientThread::let_in(door));
         let keeper = Arc::clone(&self);
         tasks.spawn(async move { keeper.keepalive.run(&keeper).await });
         // An error means that the other end is gone: the same.
@@ -103,26 +152,14 @@ impl Engine {
         // An acquisition that was dropped last may not know it yet: what waits gives up, and then back what it has.
         self.closing.send_replace(true);
         let _ = timeout(LINGER, async {
-            self.parties.nobody_waits().await;
-            self.errands_done().await;
+            self.waits.until_none().await;
+            self.errands.until_none().await;
         })
         .await;
     }
 
-    /// Runs `work` on the client's thread and hands over its answer. If the caller stops waiting, the work is dropped.
-    pub(crate) async fn ask<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, ThreadGone> {
-        let (mut answer, answered) = oneshot::channel();
-        self.runtime.spawn(async move {
-            tokio::select! {
-                // What cannot be handed over any more is dropped here, and undoes itself.
-                value = work => drop(answer.send(value)),
-                () = answer.closed() => {}
-            }
-        });
-        answered.await.map_err(|_| ThreadGone)
+    pub(crate) fn runtime(&self) -> &Handle {
+        self.thread.runtime()
     }
 
     /// Takes a message from our channel; runs in the read loop.
@@ -149,7 +186,7 @@ impl Engine {
                 tracing::debug!(%token, "a grant that nobody waits for: given back");
                 let until = self.after(self.claim);
                 let name = Name { number, key: message.key.into(), owner: message.owner.into(), id };
-                self.give_back(Errand { name, token: Some(token), until }, None);
+                self.give_back(Errand { name: Arc::new(name), token: Some(token), until });
             }
         }
     }
@@ -179,113 +216,148 @@ impl Engine {
         self.parties.leave(hold.name.number);
     }
 
-    /// Ends a hold on its holder's behalf. The answer goes to `answer`, if anybody wants it.
-    pub(crate) fn end(self: &Arc<Self>, hold: &Hold, answer: Option<oneshot::Sender<GivenBack>>) {
+    /// Ends a hold on its holder's behalf, once; what is returned must be given back.
+    pub(crate) fn end(&self, hold: &Hold) -> Option<Errand> {
         if !hold.end() {
-            return;
+            return None;
         }
         self.parties.leave(hold.name.number);
         hold.holding.given_back(hold.is_lost());
         // The lease may have been renewed at any time up to now.
         let until = self.after(crate::clock::duration(hold.keeping.lease));
-        let errand = Errand { name: hold.name.clone(), token: hold.sure_token(), until };
-        self.give_back(errand, answer);
+        Some(Errand { name: Arc::clone(&hold.name), token: hold.sure_token(), until })
     }
 
     /// Ends all holds on the client's behalf.
     pub(crate) fn end_all(self: &Arc<Self>) {
         for hold in self.parties.holds() {
             self.lose(&hold, LossReason::ShutDown);
-            self.end(&hold, None);
+            if let Some(errand) = self.end(&hold) {
+                self.give_back(errand);
+            }
         }
     }
 
-    /// Gives something back in the background, again and again until the server has answered or has ended it by itself.
-    pub(crate) fn give_back(self: &Arc<Self>, errand: Errand, mut answer: Option<oneshot::Sender<GivenBack>>) {
-        let count = ErrandCount::new(self);
-        let engine = Arc::clone(self);
-        self.runtime.spawn(async move {
-            let _count = count;
-            let Name { key, owner, id, .. } = &errand.name;
-            let patience = Instant::now() + engine.operation_timeout;
-            let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
-            let (mut unanswered, mut late) = (false, false);
-            loop {
-                let source: Source = match engine.give_back_once(&errand).await {
-                    Ok(given) => {
-                        // After a lost answer, 0 is what our own first request leaves behind.
-                        tell(&mut answer, Ok(given.reply || unanswered));
-                        if id.is_some() {
-                            // The place in the queue that went with it may have been another's too.
-                            engine.parties.ask_again(key, owner);
-                        }
-                        return;
-                    }
-                    Err(CallError::Server(error)) if !error.is_retryable() => {
-                        observe::release_failed(key, &error);
-                        tell(&mut answer, Err(HoldError::Server(error)));
-                        return;
-                    }
-                    Err(CallError::Server(error)) => error.into(),
-                    Err(CallError::NotSent(source)) => source,
-                    Err(CallError::Unanswered(source)) => {
-                        unanswered = true;
-                        source
-                    }
-                };
-                if Instant::now() >= patience && !late {
-                    late = true;
-                    observe::release_failed(key, &source);
-                    tell(&mut answer, Err(HoldError::Unknown(source)));
-                }
-                if engine.clock.now() >= errand.until {
-                    return;
-                }
-                sleep(backoff.next(&engine.jitter)).await;
-            }
+    /// Gives back what callers have asked for whose futures may never be polled again.
+    pub(crate) fn end_asked(self: &Arc<Self>) {
+        for name in self.parties.asked() {
+            self.give_back(Errand { name, token: None, until: self.after(LINGER) });
+        }
+    }
+
+    /// Gives something back in the background.
+    pub(crate) fn give_back(self: &Arc<Self>, errand: Errand) {
+        let (engine, counted) = (Arc::clone(self), self.errands.add());
+        self.runtime().spawn(async move {
+            let _ = engine.given_back(errand).await; // the log tells of failures
+            drop(counted);
         });
+    }
+
+    /// Gives something back, again and again until the server has answered. After the operation timeout that goes on in the
+    /// background, until the server has ended it by itself.
+    pub(crate) async fn given_back(self: Arc<Self>, errand: Errand) -> GivenBack {
+        let counted = self.errands.add();
+        let mut unanswered = false;
+        let in_time = self.keep_giving_back(&errand, self.operation_timeout, &mut unanswered).await;
+        if let Err(error) = &in_time {
+            observe::release_failed(&errand.name.key, error);
+        }
+        if in_time.as_ref().is_err_and(CallError::is_passing) {
+            let engine = Arc::clone(&self);
+            self.runtime().spawn(async move {
+                let left = engine.clock.until(errand.until);
+                let _ = engine.keep_giving_back(&errand, left, &mut unanswered).await;
+                drop(counted);
+            });
+        }
+        in_time.map_err(HoldError::from)
+    }
+
+    async fn keep_giving_back(
+        &self,
+        errand: &Errand,
+        time: Duration,
+        unanswered: &mut bool,
+    ) -> Result<bool, CallError> {
+        let mut tries = Tries::within(time);
+        loop {
+            match self.give_back_once(errand).await {
+                Ok(given) => {
+                    let Name { key, owner, id, .. } = &*errand.name;
+                    if id.is_some() {
+                        // The place in the queue that went with it may have been another's too.
+                        self.parties.ask_again(key, owner);
+                    }
+                    // After a lost answer, 0 is what our own first request leaves behind.
+                    return Ok(given.reply || *unanswered);
+                }
+                Err(error) => {
+                    *unanswered |= matches!(error, CallError::Unanswered(_));
+                    tries.next(&self.jitter, error).await?;
+                }
+            }
+        }
     }
 
     /// Asks once for something to be given back. Who has no connection keeps nobody waiting.
     async fn give_back_once(&self, errand: &Errand) -> Result<Answer<bool>, CallError> {
-        let Name { key, owner, .. } = &errand.name;
+        let Name { key, owner, .. } = &*errand.name;
         let request = Release { key, owner, token: errand.token, scope: errand.name.scope() };
         let (node, command) = (self.node(key), wire::command(&request));
         let up = node.commands.up().await?;
-        let _turn = self.turns.acquire().await; // never closed
-        let given = node.commands.call_over(up, &command, wire::yes_or_no).await;
+        let _turn = self.turns.to_return().await;
+        let given = node.commands.call_over(&up, &command, wire::yes_or_no).await;
         self.follow(given, &command, wire::yes_or_no).await
     }
-
-    /// Ends when nothing is being given back.
-    pub(crate) async fn errands_done(&self) {
-        let mut errands = self.errands.subscribe();
-        let _ = errands.wait_for(|errands| *errands == 0).await;
-    }
 }
 
-fn tell(answer: &mut Option<oneshot::Sender<GivenBack>>, given: GivenBack) {
-    if let Some(answer) = answer.take() {
-        let _ = answer.send(given);
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use flock_core::effect::Notice;
+
+    use super::*;
+    use crate::guard::Guard;
+    use crate::testing::Server;
+
+    fn grant<'a>(guard: &'a Guard, message: &'a mut Vec<u8>) -> OwnerMessage<'a> {
+        let notice = Notice::Granted { token: guard.token(), lasts: flock_core::Millis(1000), claim: true };
+        let granted = OwnerMessage { notice, key: guard.key(), owner: guard.owner() };
+        granted.encode(message);
+        granted
     }
-}
 
-/// The client's thread has ended.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the client is shut down")]
-pub(crate) struct ThreadGone;
-
-struct ErrandCount(Arc<Engine>);
-
-impl ErrandCount {
-    fn new(engine: &Arc<Engine>) -> Self {
-        engine.errands.send_modify(|count| *count += 1);
-        Self(Arc::clone(engine))
+    #[tokio::test(start_paused = true)]
+    async fn grant_that_nobody_waits_for_is_given_back() {
+        // The future was dropped, and the server granted before it heard of that.
+        let server = Server::new();
+        let flock = server.client().await;
+        let guard = flock.lock("k").await.unwrap();
+        let mut message = Vec::new();
+        grant(&guard, &mut message);
+        flock.engine().hear(&message);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(server.holders("k").len(), 1, "somebody holds it: that is no stray");
+        guard.leak();
+        flock.engine().parties.leave(1);
+        flock.engine().hear(&message);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(server.holders("k").is_empty());
     }
-}
 
-impl Drop for ErrandCount {
-    fn drop(&mut self) {
-        self.0.errands.send_modify(|count| *count -= 1);
+    #[tokio::test(start_paused = true)]
+    async fn stray_grant_of_one_handle_leaves_the_owners_other_handles_theirs() {
+        let server = Server::new();
+        let flock = server.client().await;
+        let lock = || flock.lock("k").reentrant("owner");
+        let (first, second) = (lock().await.unwrap(), lock().await.unwrap());
+        first.leak();
+        let engine = flock.engine();
+        engine.parties.leave(1);
+        engine.hear_as(1, Some(engine.owner(1)), &grant(&second, &mut Vec::new()));
+        engine.errands.until_none().await;
+        assert_eq!(server.holders("k"), [second.token()]);
+        second.release().await.unwrap();
+        assert!(server.holders("k").is_empty(), "the stray handle was not given back");
     }
 }

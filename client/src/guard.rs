@@ -7,22 +7,17 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use flock_core::{Acquire, Mode, Token};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use flock_core::{Acquire, Millis, Mode, Token};
 
 use crate::acquire::Held;
 use crate::client::Flock;
 use crate::engine::Engine;
-use crate::error::{HoldError, LossReason, Source};
+use crate::error::{HoldError, LossReason};
 use crate::hold::Hold;
-use crate::jitter::Backoff;
+use crate::in_place::leave_the_caller;
 use crate::keepalive;
-use crate::link::CallError;
+use crate::retry::Tries;
 use crate::wire::{self, Acquired};
-
-const RETRY_FIRST: Duration = Duration::from_millis(10);
-const RETRY_MOST: Duration = Duration::from_millis(200);
 
 /// How giving a lock back ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +34,9 @@ pub enum Released {
 /// [`Guard::release`] waits for the server's answer.
 ///
 /// *A guard is a belief.* The lock may be lost at any time: a lease that could not be renewed, an administrator, a server that died.
-/// [`Guard::lost`] and [`Guard::is_valid`] tell, and the belief always ends before the server's lease does; but between the look
-/// and the act time passes. Only the storage that checks [`Guard::token`] closes that gap.
+/// [`Guard::lost`] and [`Guard::is_valid`] tell. The belief ends before the server's *lease* does; what ends a hold earlier (a revocation,
+/// a deleted key, a flush, a failover) is told when it has happened. And between the look and the act time passes. Only the storage that
+/// checks [`Guard::token`] closes these gaps.
 #[must_use = "dropping a guard releases the lock"]
 pub struct Guard {
     held: Held,
@@ -71,6 +67,11 @@ impl Guard {
         &self.held.engine
     }
 
+    /// Whether others held the lock when it was asked for.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.held.has_waited
+    }
+
     /// The lock's name.
     #[must_use]
     pub fn key(&self) -> &[u8] {
@@ -92,7 +93,9 @@ impl Guard {
     }
 
     /// Whether the lock is held, as far as can be known without asking: no I/O, cheap enough for every step of the work. False
-    /// before the server's lease ends, also in a process that was stopped or starved, and for a suspended machine.
+    /// before the server's lease ends, also in a process that was stopped or starved, and for a suspended machine. What ends the hold
+    /// before its lease is known when the server's message is here; to a client that hears none ([`WaitMode::Poll`](crate::WaitMode::Poll),
+    /// [`Builder::without_pubsub`](crate::Builder::without_pubsub)) by the next renewal, at a third of the lease.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.hold().is_valid(self.engine().clock.now())
@@ -152,7 +155,7 @@ impl Guard {
     /// Dropping the future leaves the lease renewed or not.
     pub async fn renew(&self) -> Result<(), HoldError> {
         let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
-        self.engine().ask(renew(engine, hold)).await.map_err(|_| HoldError::Lost(LossReason::ShutDown))?
+        self.engine().thread.ask(renew(engine, hold)).await.map_err(|_| HoldError::Lost(LossReason::ShutDown))?
     }
 
     /// Changes how the lock is held: [`Guard::downgrade`] for [`Mode::Shared`], [`Guard::upgrade`] for [`Mode::Exclusive`]. To the
@@ -169,10 +172,9 @@ impl Guard {
     /// The conversion goes on in the background if the future is dropped, and [`Guard::token`] may then change by itself.
     pub async fn convert(&mut self, mode: Mode) -> Result<(), HoldError> {
         let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
-        let (answer, answered) = oneshot::channel();
-        // Not `ask`: half a conversion is none.
-        self.engine().runtime.spawn(async move { answer.send(convert(engine, hold, mode).await) });
-        answered.await.unwrap_or(Err(HoldError::Lost(LossReason::ShutDown)))
+        // Half a conversion is none.
+        let converted = self.engine().thread.carry_out(convert(engine, hold, mode)).await;
+        converted.unwrap_or(Err(HoldError::Lost(LossReason::ShutDown)))
     }
 
     /// From exclusive to shared, at once; waiting readers up to the next writer are let in. The token stays.
@@ -209,25 +211,20 @@ impl Guard {
     /// # Cancel safety
     /// The lock is given back though the future is dropped.
     pub async fn release(self) -> Result<Released, HoldError> {
-        self.begin_release().await
-    }
-
-    /// Asks for the release at once; the future waits for the answer.
-    fn begin_release(self) -> impl Future<Output = Result<Released, HoldError>> + Send {
         let was_lost = self.loss().is_some();
-        let (answer, answered) = oneshot::channel();
-        self.engine().end(self.hold(), Some(answer));
-        async move {
-            let _guard = self; // it keeps the client's thread alive
-            if was_lost {
-                return Ok(Released::AlreadyLost);
+        let engine = self.engine();
+        let shut_down = || HoldError::Unknown("the client is shut down".into());
+        let errand = engine.end(self.hold());
+        if was_lost {
+            if let Some(errand) = errand {
+                engine.give_back(errand);
             }
-            match answered.await {
-                Ok(Ok(true)) => Ok(Released::Released),
-                Ok(Ok(false)) => Ok(Released::AlreadyLost),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Err(HoldError::Unknown("the client is shut down".into())),
-            }
+            return Ok(Released::AlreadyLost);
+        }
+        let errand = errand.ok_or_else(shut_down)?;
+        match engine.thread.carry_out(Arc::clone(engine).given_back(errand)).await.map_err(|_| shut_down())?? {
+            true => Ok(Released::Released),
+            false => Ok(Released::AlreadyLost),
         }
     }
 
@@ -240,7 +237,7 @@ impl Guard {
             // Known until its lease is over: a message of its grant that comes late is not one that nobody waits for.
             let (engine, number) = (self.engine().clone(), hold.name.number);
             let lasts = crate::clock::duration(hold.keeping.lease);
-            let runtime = engine.runtime.clone();
+            let runtime = engine.runtime().clone();
             runtime.spawn(async move {
                 tokio::time::sleep(lasts).await;
                 engine.parties.leave(number);
@@ -274,38 +271,31 @@ async fn watch<T, L>(
 
 /// Renews until the server has answered.
 pub(crate) async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), HoldError> {
-    let patience = Instant::now() + engine.operation_timeout;
-    let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+    let mut tries = Tries::within(engine.operation_timeout);
     loop {
-        let now = engine.clock.now();
-        if let Some(reason) = hold.loss(now) {
-            return Err(HoldError::Lost(reason));
-        }
-        let Some(lease) = hold.keeping.lease_at(now) else {
-            return Err(HoldError::Lost(LossReason::MaxHold));
-        };
+        let lease = lease_now(&engine, &hold)?;
         let token = hold.sure_token();
         let command = wire::renewal(&hold.name, lease, token);
-        let answer = engine.call(&hold.name.key, &command, |reply| wire::renewed(&hold.name, token, reply)).await;
-        let source: Source = match answer {
+        let error = match engine.call(&hold.name.key, &command, |reply| wire::renewed(&hold.name, token, reply)).await {
             Ok(answer) if answer.reply => {
                 engine.renewed(&hold, lease, token, answer.sent, &answer.pulse);
                 return Ok(());
             }
             Ok(_) => return Err(gone(&engine, &hold)),
             Err(error) if keepalive::is_not_held(&error) => return Err(gone(&engine, &hold)),
-            Err(CallError::Server(error)) if error.is_retryable() => error.into(),
-            Err(CallError::Server(error)) => {
-                hold.holding.renewal_failed();
-                return Err(HoldError::Server(error));
-            }
-            Err(CallError::NotSent(source) | CallError::Unanswered(source)) => source,
+            Err(error) => error,
         };
         hold.holding.renewal_failed();
-        if Instant::now() >= patience {
-            return Err(HoldError::Unknown(source));
-        }
-        sleep(backoff.next(&engine.jitter)).await;
+        tries.next(&engine.jitter, error).await?;
+    }
+}
+
+/// The lease to ask for now, if it is still held.
+fn lease_now(engine: &Engine, hold: &Hold) -> Result<Millis, HoldError> {
+    let now = engine.clock.now();
+    match hold.loss(now) {
+        Some(reason) => Err(HoldError::Lost(reason)),
+        None => hold.keeping.lease_at(now).ok_or(HoldError::Lost(LossReason::MaxHold)),
     }
 }
 
@@ -324,7 +314,13 @@ async fn convert(engine: Arc<Engine>, hold: Arc<Hold>, mode: Mode) -> Result<(),
             "a re-entrant hold has other handles, which rely on its mode and its token".into(),
         ));
     }
-    let _one_at_a_time = hold.conversion.lock().await;
+    let _one_at_a_time = match hold.conversion.try_lock() {
+        Ok(alone) => alone,
+        Err(_) => {
+            leave_the_caller().await;
+            hold.conversion.lock().await
+        }
+    };
     if !hold.is_confirmed() {
         renew(Arc::clone(&engine), Arc::clone(&hold)).await?;
     }
@@ -339,20 +335,13 @@ async fn convert(engine: Arc<Engine>, hold: Arc<Hold>, mode: Mode) -> Result<(),
 }
 
 async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(), HoldError> {
-    let patience = Instant::now() + engine.operation_timeout;
-    let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+    let mut tries = Tries::within(engine.operation_timeout);
     let token = hold.token();
     hold.begin_conversion();
     loop {
-        let now = engine.clock.now();
-        if let Some(reason) = hold.loss(now) {
-            return Err(HoldError::Lost(reason));
-        }
-        let Some(lease) = hold.keeping.lease_at(now) else {
-            return Err(HoldError::Lost(LossReason::MaxHold));
-        };
+        let lease = lease_now(engine, hold)?;
         let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.name.key, &hold.name.owner, lease) };
-        let source: Source = match engine.call(&hold.name.key, &wire::command(&request), wire::acquired).await {
+        let error = match engine.call(&hold.name.key, &wire::command(&request), wire::acquired).await {
             Ok(answer) => {
                 let (token, outcome) = match answer.reply {
                     Acquired::Granted(new) => (new, Ok(())),
@@ -366,17 +355,14 @@ async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(),
             }
             // The server has no hold with that token: a conversion does not revive it.
             Err(error) if keepalive::is_not_held(&error) => return Err(gone(engine, hold)),
-            Err(CallError::Server(error)) if error.is_retryable() => error.into(),
-            Err(CallError::Server(error)) => {
-                hold.end_conversion(token);
-                return Err(HoldError::Server(error));
-            }
-            Err(CallError::NotSent(source) | CallError::Unanswered(source)) => source,
+            Err(error) => error,
         };
-        if Instant::now() >= patience {
-            return Err(HoldError::Unknown(source));
+        if let Err(error) = tries.next(&engine.jitter, error).await {
+            if !error.is_passing() {
+                hold.end_conversion(token);
+            }
+            return Err(error.into());
         }
-        sleep(backoff.next(&engine.jitter)).await;
     }
 }
 
@@ -468,9 +454,11 @@ impl GuardSet {
     pub async fn release(self) -> Result<Released, HoldError> {
         let mut outcome = Ok(Released::Released);
         // All are begun before the first answer is waited for: a server that is silent is waited for once.
-        let releases: Vec<_> = self.guards.into_iter().rev().map(Guard::begin_release).collect();
+        let begin = |guard: Guard| guard.engine().runtime().clone().spawn(guard.release());
+        let releases: Vec<_> = self.guards.into_iter().rev().map(begin).collect();
         for released in releases {
-            match (released.await, &outcome) {
+            let released = released.await.unwrap_or_else(|gone| Err(HoldError::Unknown(gone.into())));
+            match (released, &outcome) {
                 (Ok(Released::AlreadyLost), Ok(_)) => outcome = Ok(Released::AlreadyLost),
                 (Err(error), Ok(_)) => outcome = Err(error),
                 _ => {}

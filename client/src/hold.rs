@@ -85,7 +85,7 @@ impl Name {
 
 #[derive(Debug)]
 pub(crate) struct Hold {
-    pub(crate) name: Name,
+    pub(crate) name: Arc<Name>,
     pub(crate) keeping: Keeping,
     pub(crate) session: Option<Session>,
     /// Who watches hears of it by this.
@@ -108,7 +108,13 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(name: Name, keeping: Keeping, session: Option<Session>, grant: Grant, holding: Holding) -> Self {
+    pub(crate) fn new(
+        name: Arc<Name>,
+        keeping: Keeping,
+        session: Option<Session>,
+        grant: Grant,
+        holding: Holding,
+    ) -> Self {
         Self {
             name,
             keeping,
@@ -261,7 +267,7 @@ mod tests {
         let grant = Grant { token, believed_until: Time::from_us(980_000), confirmed: true };
         let name = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
         let holding = Holding::begin(&Clock::Boottime, b"k", token, &tracing::Span::none());
-        Hold::new(name, keeping, None, grant, holding)
+        Hold::new(Arc::new(name), keeping, None, grant, holding)
     }
 
     #[test]

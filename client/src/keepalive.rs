@@ -1,9 +1,9 @@
 //! The keep-alive: renews every hold of the client before its lease is over, and says so at once when that has failed.
 //!
 //! One heap of due times, one task. What falls due within a short while is renewed in one go, so ten thousand holds cost a few
-//! pipelines a second and not ten thousand timers. The first renewal comes soon after the grant: it confirms the claim, and a hold
-//! shorter than that never pays for it. Then it renews at a third of the lease, a little earlier at random. A renewal without an
-//! answer is tried again until the local deadline; an answer of 0 is final. A hold that is over, given back or leaked is never renewed
+//! pipelines a second and not ten thousand timers. The first renewal comes soon after the grant: it confirms the claim. A hold that is
+//! given back before that costs no renewal, and no more than one entry here. Then it renews at a third of the lease, a little earlier at
+//! random. A renewal without an answer is tried again until the local deadline; an answer of 0 is final. A hold that is over, given back or leaked is never renewed
 //! again: each renewal carries the token.
 
 use std::cmp::{Ordering, Reverse};
@@ -26,10 +26,11 @@ use crate::link::{Answer, CallError, Pulse};
 use crate::nodes::Node;
 use crate::wire;
 
-/// When the first renewal follows a grant that is a claim.
-const CONFIRM_AFTER: Duration = Duration::from_millis(50);
+/// A hold that has lasted for this long is taken in charge, at the latest: it is confirmed if it is a claim, and its end is watched.
+/// Holds shorter than half of it never cost a renewal. Most are; and it is little beside a claim, which is seconds.
+const SETTLED_AFTER: Duration = Duration::from_millis(100);
 /// What is due within this is done now; for short leases a twentieth of the lease.
-const COALESCE_US: u64 = 50_000;
+const COALESCE: Duration = Duration::from_millis(50);
 const BATCH_MAX: usize = 500;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The timer's clock stops while the machine sleeps; so it looks at the other one this often.
@@ -39,6 +40,8 @@ const PRUNE_ABOVE_MIN: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
+    /// Take it in charge.
+    Settle,
     /// If this is still the number of the hold's next renewal.
     Renew(u64),
     /// Look whether the belief has run out.
@@ -47,9 +50,10 @@ enum What {
 
 #[derive(Debug)]
 struct Entry {
+    /// When it is done, alone or with others.
     at: Time,
-    /// How much earlier it may be done.
-    slack_us: u64,
+    /// From when on it may be done with others.
+    earliest: Time,
     what: What,
     hold: Arc<Hold>,
 }
@@ -59,10 +63,6 @@ impl Entry {
     fn is_stale(&self) -> bool {
         let replaced = matches!(self.what, What::Renew(number) if number != self.hold.renewal.load(Relaxed));
         replaced || !self.hold.is_kept()
-    }
-
-    fn earliest(&self) -> Time {
-        Time::from_us(self.at.as_us().saturating_sub(self.slack_us))
     }
 }
 
@@ -106,15 +106,11 @@ impl KeepAlive {
     /// Takes charge of a new hold.
     pub(crate) fn keep(&self, engine: &Engine, hold: &Arc<Hold>) {
         let now = engine.clock.now();
-        if !hold.is_confirmed() {
-            // Without keep-alive the lease starts with the confirmation, so there is no reason to wait.
-            let after = if hold.keeping.keep_alive { CONFIRM_AFTER } else { Duration::ZERO };
-            let latest = engine.clock.until(hold.believed_until()) / 3;
-            self.renew_at(later(now, after.min(latest)), hold);
-        } else if hold.keeping.keep_alive {
-            self.renew_at(self.next_renewal(engine, now, hold), hold);
-        }
-        self.push(hold.believed_until(), What::Expire, hold);
+        let latest = Duration::from_micros(hold.believed_until().us_since(now)) / 3;
+        // Without keep-alive the lease starts with the confirmation, so there is no reason to wait.
+        let at_once = !hold.is_confirmed() && !hold.keeping.keep_alive;
+        let after = if at_once { Duration::ZERO } else { SETTLED_AFTER.min(latest) };
+        self.push(later(now, after), after / 2, What::Settle, hold);
     }
 
     /// Does what is due, for ever; runs on the client's thread.
@@ -131,6 +127,14 @@ impl KeepAlive {
             for entry in due {
                 match entry.what {
                     _ if entry.is_stale() => {}
+                    What::Settle => {
+                        self.watch_end(&entry.hold);
+                        if !entry.hold.is_confirmed() {
+                            renewals.push(entry.hold);
+                        } else if entry.hold.keeping.keep_alive {
+                            self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
+                        }
+                    }
                     What::Renew(_) if entry.hold.is_fresh(now) => {
                         self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
                     }
@@ -139,7 +143,7 @@ impl KeepAlive {
                     What::Expire if now >= entry.hold.believed_until() => {
                         engine.lose(&entry.hold, entry.hold.expiry_reason(now));
                     }
-                    What::Expire => self.push(entry.hold.believed_until(), What::Expire, &entry.hold),
+                    What::Expire => self.watch_end(&entry.hold),
                 }
             }
             for (node, share) in engine.nodes.share_out(renewals) {
@@ -260,17 +264,20 @@ impl KeepAlive {
     /// Renews then, and not at the time planned before.
     fn renew_at(&self, at: Time, hold: &Arc<Hold>) {
         let number = hold.renewal.fetch_add(1, Relaxed) + 1;
-        self.push(at, What::Renew(number), hold);
+        let slack = COALESCE.min(duration(hold.keeping.lease) / 20);
+        self.push(at, slack, What::Renew(number), hold);
     }
 
-    fn push(&self, at: Time, what: What, hold: &Arc<Hold>) {
-        let slack_us = match what {
-            What::Renew(_) => COALESCE_US.min(hold.keeping.lease.as_us() / 20),
-            What::Expire => 0,
-        };
-        let entry = Entry { at, slack_us, what, hold: Arc::clone(hold) };
+    /// Looks when the belief ends now whether it has ended.
+    fn watch_end(&self, hold: &Arc<Hold>) {
+        self.push(hold.believed_until(), Duration::ZERO, What::Expire, hold);
+    }
+
+    fn push(&self, at: Time, slack: Duration, what: What, hold: &Arc<Hold>) {
+        let earliest = Time::from_us(at.as_us().saturating_sub(u64::try_from(slack.as_micros()).unwrap_or(u64::MAX)));
+        let entry = Entry { at, earliest, what, hold: Arc::clone(hold) };
         let mut due = self.lock();
-        let is_first = due.heap.peek().is_none_or(|Reverse(first)| entry.earliest() < first.earliest());
+        let is_first = due.heap.peek().is_none_or(|Reverse(first)| entry.at < first.at);
         due.heap.push(Reverse(entry));
         if due.heap.len() > due.prune_above {
             due.heap.retain(|Reverse(entry)| !entry.is_stale());
@@ -286,7 +293,7 @@ impl KeepAlive {
     fn take_due(&self, now: Time) -> (Vec<Entry>, Option<Time>) {
         let mut due = self.lock();
         let mut taken = Vec::new();
-        while due.heap.peek().is_some_and(|Reverse(first)| first.earliest() <= now) {
+        while due.heap.peek().is_some_and(|Reverse(first)| first.earliest <= now) {
             taken.extend(due.heap.pop().map(|Reverse(entry)| entry));
         }
         // Not the first's earliest: what comes next may well be done together with it.

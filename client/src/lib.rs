@@ -48,7 +48,9 @@
 //! * **Connections that heal.** Two connections (in a cluster, to each primary that is needed), watched by heartbeats, replaced when they
 //!   break or fall silent; who waits asks again.
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
-//! * **Your runtime is not in the way.** All that runs on a thread of the client's own: a busy or blocked runtime costs no lease.
+//! * **Your runtime is not in the way.** Connections, renewals, waits and what is given back are the business of a thread of the client's
+//!   own: a busy or blocked runtime costs no lease, and a future needs no particular runtime, or none. Only the first request of an
+//!   operation is made where its future is polled. If that is never polled again, what was granted lasts for [`Builder::claim`].
 //!
 //! # What it does not promise
 //!
@@ -101,6 +103,7 @@
 //! [`Flock`] connects, [`Lock`] asks, [`Guard`] holds; [`error`] tells the outcomes apart; [`Event`] is for logs.
 #![forbid(unsafe_code)]
 
+mod acknowledgement;
 mod acquire;
 mod address;
 mod admin;
@@ -114,22 +117,24 @@ pub mod error;
 mod event;
 mod guard;
 mod hold;
+mod in_place;
 mod jitter;
 mod keepalive;
 mod link;
 mod lock;
 mod nodes;
 mod observe;
-mod replicas;
+mod parties;
+mod retry;
 mod sentinel;
 mod shard_channel;
 mod slot;
 mod slot_map;
+mod tally;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]
 mod tls;
-mod waiters;
 mod wire;
 
 pub use admin::{AdminError, HeldLock, Holder, HolderState, LockInfo, Locks, Stats, Waiter};

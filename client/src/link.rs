@@ -5,7 +5,7 @@
 //!
 //! A connection is given up when it breaks, when a reply cannot be one, and after [`LinkConfig::timeouts_max`] *sequential* timeouts:
 //! a command counts only if it was sent after the timeout counted before, so a wave of commands that time out together counts once.
-//! A heartbeat finds a silent connection though nobody uses it. Commands in flight then fail and are *not* sent again here: whoever
+//! A heartbeat finds a silent connection though nobody uses it; while it is used, its answers are as good. Commands in flight then fail and are *not* sent again here: whoever
 //! sent them knows whether that is safe. Each new connection has a higher *epoch*; who waits for a message asks again when it changes.
 //!
 //! What was sent over a connection that is given up may still be on its way: the server would carry it out after what is sent over the
@@ -15,8 +15,9 @@
 //!
 //! Delays between attempts are random below a doubling, bounded ceiling: many clients cut off together do not return together.
 
+use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,13 +30,14 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::clock::Clock;
 use crate::dialer::{Dialer, Place};
-use crate::error::{ConnectError, ServerError, Source};
+use crate::error::{AcquireError, ConnectError, HoldError, ServerError, Source};
 use crate::event::Event;
+use crate::in_place::leave_the_caller;
 use crate::jitter::{Backoff, Jitter};
 use crate::observe;
 
 /// Requests that may wait for the socket; more make their senders wait.
-const BUFFERED_MAX: usize = 1024;
+const BUFFERED_MAX: usize = 4096;
 const RECONNECT_DELAY_FIRST: Duration = Duration::from_millis(20);
 /// The next connection after one that has lived for so long is made as soon as the first.
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
@@ -82,6 +84,50 @@ pub(crate) enum CallError {
     Server(ServerError),
 }
 
+impl CallError {
+    /// Whether the same request may have an answer a moment later.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::NotSent(_) | Self::Unanswered(_) => true,
+            Self::Server(error) => error.is_retryable(),
+        }
+    }
+
+    pub(crate) fn into_source(self) -> Source {
+        match self {
+            Self::NotSent(source) | Self::Unanswered(source) => source,
+            Self::Server(error) => error.into(),
+        }
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSent(source) | Self::Unanswered(source) => source.fmt(f),
+            Self::Server(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<CallError> for AcquireError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Server(error) => Self::Server(error),
+            CallError::NotSent(source) | CallError::Unanswered(source) => Self::Unavailable(source),
+        }
+    }
+}
+
+impl From<CallError> for HoldError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Server(error) if !error.is_retryable() => Self::Server(error),
+            error => Self::Unknown(error.into_source()),
+        }
+    }
+}
+
 /// A reply, and when its request was sent: not earlier than that.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer<T> {
@@ -91,7 +137,8 @@ pub(crate) struct Answer<T> {
     pub(crate) pulse: Arc<Pulse>,
 }
 
-/// When a connection was certainly alive: the sending of the last request that was answered. It stands still once the connection is gone.
+/// When a connection was certainly alive: the sending of the last request that was answered, or the arrival of a message. It stands
+/// still once the connection is gone.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse(AtomicU64);
 
@@ -106,7 +153,6 @@ impl Pulse {
 }
 
 /// A connection that is up, or was a moment ago.
-#[derive(Clone)]
 pub(crate) struct Up {
     epoch: u64,
     connection: MultiplexedConnection,
@@ -120,11 +166,36 @@ impl Up {
     }
 }
 
+/// The timeouts of the newest connection.
 #[derive(Debug, Default)]
 struct Health {
-    timeouts: u32,
-    /// When the last counted timeout was noticed: what was sent before that belongs to the same wave.
-    counted: Option<Time>,
+    /// How many in a row.
+    timeouts: AtomicU32,
+    /// When the last counted one was noticed: what was sent before that belongs to the same wave.
+    counted: Mutex<Option<Time>>,
+}
+
+impl Health {
+    fn reset(&self) {
+        self.answered();
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn answered(&self) {
+        if self.timeouts.load(Ordering::Acquire) > 0 {
+            self.timeouts.store(0, Ordering::Release);
+        }
+    }
+
+    /// Counts one, and says how many there are in a row.
+    fn timed_out(&self, sent: Time, now: Time) -> u32 {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.is_none_or(|counted| sent >= counted) {
+            *counted = Some(now);
+            self.timeouts.fetch_add(1, Ordering::AcqRel);
+        }
+        self.timeouts.load(Ordering::Acquire)
+    }
 }
 
 pub(crate) struct Link {
@@ -134,14 +205,14 @@ pub(crate) struct Link {
     clock: Clock,
     jitter: Arc<Jitter>,
     events: broadcast::Sender<Event>,
-    up: watch::Sender<Option<Up>>,
+    up: watch::Sender<Option<Arc<Up>>>,
     /// The highest epoch that is to be given up.
     condemned: watch::Sender<u64>,
     /// The number of the last attempt: each has its own, so that the end of one that failed is not taken for that of the next.
     attempts: AtomicU64,
     /// The number of the newest connection that came about.
     epoch: AtomicU64,
-    health: Mutex<Health>,
+    health: Health,
     /// Why the last attempt failed.
     trouble: Mutex<Option<Arc<RedisError>>>,
     /// The last connection, as the server sees it.
@@ -169,8 +240,8 @@ impl Identity {
     }
 }
 
-impl std::fmt::Debug for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("name", &self.name()).field("epoch", &self.epoch()).finish_non_exhaustive()
     }
 }
@@ -195,7 +266,7 @@ impl Link {
             condemned: watch::Sender::new(0),
             attempts: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
-            health: Mutex::default(),
+            health: Health::default(),
             trouble: Mutex::default(),
             predecessor: Mutex::default(),
         })
@@ -233,9 +304,22 @@ impl Link {
         }
     }
 
-    /// The connection; waits for one if there is none, for as long as a reply may take.
-    pub(crate) async fn up(&self) -> Result<Up, CallError> {
-        self.up_by(Instant::now() + self.config.response_timeout).await
+    /// The connection; waits for one if there is none, for as long as a reply may take: on the client's thread.
+    pub(crate) async fn up(&self) -> Result<Arc<Up>, CallError> {
+        match self.up_now() {
+            Some(up) => Ok(up),
+            None => Box::pin(self.up_by(Instant::now() + self.config.response_timeout)).await,
+        }
+    }
+
+    /// The connection, if there is one.
+    pub(crate) fn up_now(&self) -> Option<Arc<Up>> {
+        self.up.borrow().clone()
+    }
+
+    /// How long an answer may take.
+    pub(crate) fn response_timeout(&self) -> Duration {
+        self.config.response_timeout
     }
 
     /// Sends a command, as soon as there is a connection.
@@ -244,21 +328,22 @@ impl Link {
         cmd: &Cmd,
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Answer<T>, CallError> {
-        self.call_over(self.up().await?, cmd, read).await
+        self.call_over(&*self.up().await?, cmd, read).await
     }
 
     /// Sends a command over this connection.
     pub(crate) async fn call_over<T>(
         &self,
-        mut up: Up,
+        up: &Up,
         cmd: &Cmd,
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Answer<T>, CallError> {
+        let mut connection = up.connection.clone();
         let sent = self.clock.now();
-        let outcome = timeout(self.config.response_timeout, up.connection.send_packed_command(cmd)).await;
-        let reply = self.judge(&up, sent, outcome)?;
+        let outcome = timeout(self.config.response_timeout, connection.send_packed_command(cmd)).await;
+        let reply = self.judge(up, sent, outcome)?;
         let reply = self.read(up.epoch, &reply, read)?;
-        Ok(Answer { reply, sent, pulse: up.pulse })
+        Ok(Answer { reply, sent, pulse: Arc::clone(&up.pulse) })
     }
 
     /// Sends commands in one go; the replies are judged one by one, by their positions.
@@ -268,14 +353,15 @@ impl Link {
         count: usize,
         read: impl Fn(usize, &Value) -> Option<T>,
     ) -> Result<Answer<Vec<Result<T, CallError>>>, CallError> {
-        let mut up = self.up().await?;
+        let up = self.up().await?;
+        let mut connection = up.connection.clone();
         let sent = self.clock.now();
-        let replies = up.connection.send_packed_commands(pipeline, 0, count);
+        let replies = connection.send_packed_commands(pipeline, 0, count);
         let outcome = timeout(self.config.response_timeout, replies).await;
         let replies = self.judge(&up, sent, outcome)?;
         let each = |(position, reply)| self.read(up.epoch, reply, |reply| read(position, reply));
         let reply = replies.iter().enumerate().map(each).collect();
-        Ok(Answer { reply, sent, pulse: up.pulse })
+        Ok(Answer { reply, sent, pulse: Arc::clone(&up.pulse) })
     }
 
     /// Keeps the link up for ever; runs on the client's thread.
@@ -284,19 +370,20 @@ impl Link {
         loop {
             let epoch = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
             let begun = self.clock.now();
-            let attempt = timeout(self.config.connect_timeout, self.connect(epoch)).await;
+            let pulse = Arc::new(Pulse::default());
+            let attempt = timeout(self.config.connect_timeout, self.connect(epoch, &pulse)).await;
             match attempt.unwrap_or_else(|_| Err(timed_out("connecting timed out"))) {
                 Ok((connection, place)) => {
                     let connected = Instant::now();
                     *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
                     self.epoch.store(epoch, Ordering::Release);
-                    *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Health::default();
-                    let up = Up { epoch, connection, place, pulse: Arc::default() };
-                    up.pulse.beat(begun);
-                    self.up.send_replace(Some(up.clone()));
+                    self.health.reset();
+                    pulse.beat(begun);
+                    let up = Arc::new(Up { epoch, connection, place, pulse });
+                    self.up.send_replace(Some(Arc::clone(&up)));
                     observe::connected(self.name(), epoch);
                     let _ = self.events.send(Event::Connected { link: self.name() });
-                    self.watch_over(up).await;
+                    self.watch_over(&up).await;
                     self.up.send_replace(None);
                     self.dialer.doubt();
                     tracing::warn!(link = self.name(), epoch, "connection given up");
@@ -323,11 +410,15 @@ impl Link {
         }
     }
 
-    async fn connect(self: &Arc<Self>, epoch: u64) -> Result<(MultiplexedConnection, Place), RedisError> {
-        let link = Arc::downgrade(self);
+    async fn connect(
+        self: &Arc<Self>,
+        epoch: u64,
+        pulse: &Arc<Pulse>,
+    ) -> Result<(MultiplexedConnection, Place), RedisError> {
+        let (link, pulse) = (Arc::downgrade(self), Arc::clone(pulse));
         let hear = move |push: PushInfo| {
             if let Some(link) = link.upgrade() {
-                link.hear(epoch, &push);
+                link.hear(epoch, &pulse, &push);
             }
             Ok::<_, redis::aio::SendError>(())
         };
@@ -360,10 +451,11 @@ impl Link {
     }
 
     /// Runs in the connection's read loop.
-    fn hear(&self, epoch: u64, push: &PushInfo) {
+    fn hear(&self, epoch: u64, pulse: &Pulse, push: &PushInfo) {
         match (&push.kind, &self.purpose) {
             (PushKind::Message, Purpose::Messages { hear, .. })
             | (PushKind::SMessage, Purpose::Shards { hear, .. }) => {
+                pulse.beat(self.clock.now());
                 // What an older connection still delivers counts as well: each message is about one owner and one token.
                 if let Some(Value::BulkString(message)) = push.data.get(1) {
                     hear(message);
@@ -381,37 +473,53 @@ impl Link {
     }
 
     /// Ends when the connection is condemned, or leads to a server that has a successor; asks it now and then whether it is there.
-    async fn watch_over(&self, mut up: Up) {
-        let (epoch, place) = (up.epoch, up.place.clone());
+    async fn watch_over(&self, up: &Up) {
+        let epoch = up.epoch;
+        let mut connection = up.connection.clone();
         let mut condemned = self.condemned.subscribe();
         let beat = async {
             let ping = redis::cmd("PING");
-            let mut silent = false;
+            let (mut silent, mut asked) = (false, self.clock.now());
             loop {
                 if !silent {
-                    sleep(self.jitter.around(self.config.heartbeat)).await;
+                    self.until_quiet(up, asked).await;
                 }
-                let sent = self.clock.now();
-                let outcome = timeout(self.config.response_timeout, up.connection.send_packed_command(&ping)).await;
+                asked = self.clock.now();
+                let outcome = timeout(self.config.response_timeout, connection.send_packed_command(&ping)).await;
                 // After a timeout it is asked again at once. An error reply is a sign of life, and a broken link is condemned now.
                 silent = outcome.is_err();
-                let _ = self.judge(&up, sent, outcome);
+                let _ = self.judge(up, asked, outcome);
             }
         };
         tokio::select! {
             _ = condemned.wait_for(|condemned| *condemned >= epoch) => {}
-            () = self.dialer.moved(&place) => {}
+            () = self.dialer.moved(&up.place) => {}
             () = beat => {}
         }
     }
 
-    async fn up_by(&self, until: Instant) -> Result<Up, CallError> {
-        if let Some(up) = self.up.borrow().as_ref() {
-            return Ok(up.clone());
+    /// Ends when nothing has been heard over this connection for about a heartbeat, and it was not asked: as long as something is heard,
+    /// nobody need ask.
+    async fn until_quiet(&self, up: &Up, asked: Time) {
+        let heartbeat = self.jitter.around(self.config.heartbeat);
+        loop {
+            let since = up.pulse.last().max(asked);
+            let quiet_for = Duration::from_micros(self.clock.now().us_since(since));
+            match heartbeat.checked_sub(quiet_for) {
+                Some(left) if !left.is_zero() => sleep(left).await,
+                _ => return,
+            }
         }
+    }
+
+    async fn up_by(&self, until: Instant) -> Result<Arc<Up>, CallError> {
+        if let Some(up) = self.up_now() {
+            return Ok(up);
+        }
+        leave_the_caller().await;
         let mut up = self.up.subscribe();
         match timeout_at(until, up.wait_for(Option::is_some)).await {
-            Ok(Ok(up)) if up.is_some() => up.as_ref().cloned().ok_or_else(|| self.not_sent()),
+            Ok(Ok(up)) if up.is_some() => up.clone().ok_or_else(|| self.not_sent()),
             _ => Err(self.not_sent()),
         }
     }
@@ -435,7 +543,7 @@ impl Link {
     ) -> Result<T, CallError> {
         match outcome {
             Ok(Ok(reply)) => {
-                self.health.lock().unwrap_or_else(PoisonError::into_inner).timeouts = 0;
+                self.health.answered();
                 up.pulse.beat(sent);
                 Ok(reply)
             }
@@ -479,12 +587,7 @@ impl Link {
         if epoch < self.epoch() {
             return; // it says nothing about the connection that there is now
         }
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        if health.counted.is_none_or(|counted| sent >= counted) {
-            health.timeouts += 1;
-            health.counted = Some(self.clock.now());
-        }
-        if health.timeouts >= self.config.timeouts_max {
+        if self.health.timed_out(sent, self.clock.now()) >= self.config.timeouts_max {
             self.condemn(epoch);
         }
     }
@@ -526,6 +629,51 @@ fn server_error(error: &RedisError) -> Option<ServerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "testing")]
+    #[tokio::test(start_paused = true)]
+    async fn trouble_of_an_older_connection_is_none_of_the_newer_ones() {
+        // Timeouts, broken pipes and nonsense that are noticed late must not end the connection that has replaced theirs.
+        let server = crate::testing::Server::new();
+        let flock = server.client().await;
+        let node = flock.engine().node(b"k");
+        let link = &node.commands;
+        let old = link.epoch();
+        server.cut_connections();
+        link.newer_than(old).await;
+        let new = link.epoch();
+        for _ in 0..10 {
+            link.count_timeout(old, link.clock.now());
+            sleep(Duration::from_millis(1)).await;
+        }
+        link.condemn(old);
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(link.epoch(), new, "the connection was replaced");
+        link.condemn(new);
+        link.newer_than(new).await; // that is what would have happened
+    }
+
+    #[cfg(feature = "testing")]
+    #[tokio::test(start_paused = true)]
+    async fn connection_in_use_is_not_asked_whether_it_is_there() {
+        let server = crate::testing::Server::new();
+        let flock = server.builder().without_pubsub().connect().await.unwrap();
+        let (node, heartbeat) = (flock.engine().node(b"k"), Duration::from_secs(1));
+        let link = &node.commands;
+        let pulse = || link.up_now().map(|up| up.pulse.last());
+        for _ in 0..50 {
+            sleep(heartbeat / 5).await;
+            let before = pulse();
+            flock.lock("k").await.unwrap().release().await.unwrap();
+            assert_ne!(pulse(), before, "the answer counts as a sign of life");
+            let after = pulse();
+            sleep(heartbeat / 5).await;
+            assert_eq!(pulse(), after, "it was asked though it had just answered");
+        }
+        let before = pulse();
+        sleep(2 * heartbeat).await;
+        assert_ne!(pulse(), before, "nobody has asked a quiet connection");
+    }
 
     #[test]
     fn identity_is_read_from_what_the_server_says() {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use flock_core::request::Limits;
 use flock_core::{Mode, Token};
 
+use crate::acknowledgement::Acknowledgement;
 use crate::acquire::{self, Patience, Request};
 use crate::client::Flock;
 use crate::clock;
 use crate::error::{AcquireError, LossReason, RunError};
 use crate::guard::{Guard, GuardSet, Released};
 use crate::observe::Acquisition;
-use crate::replicas::Acknowledgement;
 
 /// How a client learns that its turn has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,12 +42,12 @@ pub enum WaitMode {
 #[must_use = "nothing happens until it is awaited"]
 pub struct Lock {
     flock: Flock,
-    request: Request,
+    request: Box<Request>,
 }
 
 impl Lock {
     pub(crate) fn new(flock: Flock, key: &[u8]) -> Self {
-        let request = Request {
+        let request = Box::new(Request {
             key: key.into(),
             reentrant: None,
             lease: flock.lease_default(),
@@ -61,7 +61,8 @@ impl Lock {
             acknowledgement: None,
             patience: Patience::Forever,
             polls: false,
-        };
+            has_waited: false,
+        });
         Self { flock, request }
     }
 
@@ -237,7 +238,7 @@ impl Lock {
             acquisition.failed(&error);
             return Err(error);
         }
-        let held = engine.ask(acquire::acquire(engine.clone(), self.request, acquisition)).await;
+        let held = engine.thread.ask(acquire::acquire(engine.clone(), self.request, acquisition)).await;
         let held = held.map_err(|_| AcquireError::ShutDown)??;
         Ok(held.map(|held| Guard::new(held, self.flock)))
     }
@@ -422,9 +423,11 @@ impl LockAll {
             Patience::Try | Patience::Forever => None,
         };
         let mut set = GuardSet::new(Vec::with_capacity(self.parts.len()));
+        let mut has_waited = false;
         for (key, share) in self.parts {
             let mut lock = self.template.clone();
             lock.request.key = key;
+            lock.request.has_waited = has_waited;
             (lock.request.mode, lock.request.limit) = match share {
                 Share::Exclusive => (Mode::Exclusive, None),
                 Share::Limited(holders) => (Mode::Shared, Some(holders)),
@@ -441,7 +444,10 @@ impl LockAll {
             let acquired =
                 acquired.map_err(|(lost, reason)| AcquireError::Lost { key: lost.key().to_vec(), reason })?;
             match acquired? {
-                Some(guard) => set.push(guard),
+                Some(guard) => {
+                    has_waited |= guard.has_waited();
+                    set.push(guard);
+                }
                 None => return Ok(None),
             }
         }

@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 
+use crate::acknowledgement::Replicas;
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::dialer::Dialer;
@@ -23,7 +24,6 @@ use crate::event::Event;
 use crate::hold::Hold;
 use crate::jitter::Jitter;
 use crate::link::{Answer, CallError, Link, LinkConfig, Purpose};
-use crate::replicas::Replicas;
 use crate::shard_channel::{Inbox, ShardChannel};
 use crate::slot::{Slot, slot_of};
 use crate::slot_map::SlotMap;

@@ -118,7 +118,7 @@ impl ShardChannel {
         let up = node.messages.up().await.ok()?;
         let link = up.epoch();
         // What comes as the reply may be the word of another subscription that has ended: only the push counts.
-        if let Err(error) = node.messages.call_over(up, &command, |_| Some(())).await {
+        if let Err(error) = node.messages.call_over(&up, &command, |_| Some(())).await {
             tracing::debug!(channel = self.name, ?error, "not subscribed");
             return None;
         }

@@ -1,5 +1,5 @@
 //! Commands out, replies in. Beside this file only those that have to do with connections know types of the `redis` crate:
-//! [`crate::client`], [`crate::dialer`], [`crate::link`], [`crate::replicas`], [`crate::sentinel`], and TLS.
+//! [`crate::acknowledgement`], [`crate::client`], [`crate::dialer`], [`crate::link`], [`crate::sentinel`], and TLS.
 //!
 //! The arguments come from flock-core, where the server's parser is; a reply that is not exactly one of those documented is no reply:
 //! the connection it came on is out of step, and is dropped.
@@ -18,8 +18,13 @@ pub(crate) enum Acquired {
     Queued,
 }
 
+/// Room for most commands, so that it is allocated once.
+const WORDS_USUAL: usize = 16;
+const BYTES_USUAL: usize = 256;
+
 pub(crate) fn command<'a, C: Command<'a>>(request: &C) -> Cmd {
-    let mut cmd = redis::cmd(C::NAME);
+    let mut cmd = Cmd::with_capacity(WORDS_USUAL, BYTES_USUAL);
+    cmd.arg(C::NAME);
     request.args(|arg| {
         cmd.arg(arg);
     });

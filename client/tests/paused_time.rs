@@ -184,6 +184,7 @@ async fn outage_shorter_than_the_belief_costs_nothing() {
     let server = Server::new();
     let flock = server.client().await;
     let guard = flock.lock("k").lease(secs(30)).await.unwrap();
+    sleep(ms(200)).await; // it is no claim any more
     for _ in 0..10 {
         server.stop();
         sleep(secs(17)).await;

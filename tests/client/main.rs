@@ -11,6 +11,7 @@
 //! | `sentinel.rs` | the primary found by Sentinel, and followed |
 //! | `cluster.rs` | keys on the nodes of a cluster, slots that move, primaries that fail |
 //! | `in_memory.rs` | the server in memory answers as the real one |
+//! | `in_place.rs` | operations that begin with their caller, whatever becomes of it |
 //! | `cancel.rs` | what is dropped leaves nothing behind |
 //! | `faults.rs` | connections killed, silent, refused; servers restarted |
 //! | `process.rs` | a process that is stopped; Unix sockets |
@@ -28,6 +29,7 @@ mod cluster;
 mod faults;
 mod hold;
 mod in_memory;
+mod in_place;
 mod load;
 mod observe;
 mod process;

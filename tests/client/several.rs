@@ -7,12 +7,13 @@ use std::time::Instant;
 use flock_client::{AcquireError, Flock, LossReason, Mode, Released};
 use flock_tests::args;
 use flock_tests::on_own_servers;
+use flock_tests::proxy::{Direction, Fault, Proxy};
 use flock_tests::resp::Protocol;
 use flock_tests::server::{Builder, Server};
 use tokio::time::timeout;
 
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, held, held_and_waiting, ms, on, revoke, stalled_since,
+    SOON, assert_in_time, assert_kept, held, held_and_waiting, ms, on, quick, revoke, stalled_since,
     wait_until_nothing_is_left, wait_until_waiting,
 };
 
@@ -24,6 +25,7 @@ on_own_servers![
     held_locks_are_kept_while_the_next_is_waited_for,
     lock_lost_while_the_next_is_waited_for_is_an_error,
     dropped_wait_for_several_leaves_none,
+    set_that_waited_for_others_until_its_deadline_has_timed_out,
     loss_of_one_ends_the_work_under_all,
     conversion_follows_the_mode_asked_for,
     refused_conversion_leaves_the_hold_as_it_was,
@@ -126,6 +128,24 @@ fn dropped_wait_for_several_leaves_none(builder: Builder) {
         assert_eq!(held_and_waiting(&server), (2, 1));
         waiting.abort();
         drop(blocker);
+        wait_until_nothing_is_left(&server, SOON);
+    });
+}
+
+fn set_that_waited_for_others_until_its_deadline_has_timed_out(builder: Builder) {
+    // The time went by while another held the first lock; what is left is too short for an answer about the second. That is no sign of
+    // a server that cannot be reached.
+    on(&builder, async |server, admin: Flock| {
+        let proxy = Proxy::to(server.addr());
+        let flock = quick(proxy.addr()).response_timeout(SOON).connect().await.unwrap();
+        let first = held(&admin, "a").await;
+        let waiting = tokio::spawn(flock.lock_all(["a", "b"]).wait(ms(600)).into_future());
+        wait_until_waiting(&server, 1);
+        proxy.set(Direction::ToServer, Fault::Hold); // grants arrive, requests do not
+        let _ = first.release().await.unwrap();
+        let error = waiting.await.unwrap().unwrap_err();
+        assert!(matches!(error, AcquireError::TimedOut), "{error:?}");
+        proxy.heal();
         wait_until_nothing_is_left(&server, SOON);
     });
 }

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flock_core::effect::Notice;
 use flock_core::wire::message::OwnerMessage;
 use flock_core::{EndReason, Token};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use crate::error::LossReason;
-use crate::hold::Hold;
+use crate::hold::{Hold, Name};
 
 /// News of a queued request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +28,9 @@ pub(crate) enum News {
 }
 
 /// A request that waits. The newest news replaces older ones: a grant that was superseded by an end is no grant.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Waiter {
+    name: Arc<Name>,
     news: Mutex<Option<News>>,
     /// The highest token that was lost before the hold was listed.
     lost: Mutex<Option<(Token, LossReason)>>,
@@ -37,6 +38,10 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
+    fn new(name: &Arc<Name>) -> Self {
+        Self { name: Arc::clone(name), news: Mutex::default(), lost: Mutex::default(), arrived: Notify::new() }
+    }
+
     /// The next news.
     pub(crate) async fn news(&self) -> News {
         loop {
@@ -75,7 +80,7 @@ pub(crate) enum Heard {
 }
 
 /// A lock's key, and an owner that its user has named.
-pub(crate) type Shared = (Box<[u8]>, Box<[u8]>);
+type Shared = (Box<[u8]>, Box<[u8]>);
 
 #[derive(Debug, Default)]
 struct Listed {
@@ -88,20 +93,18 @@ struct Listed {
 #[derive(Debug, Default)]
 pub(crate) struct Parties {
     listed: Mutex<Listed>,
-    /// How many of them wait.
-    waiting: watch::Sender<usize>,
 }
 
 impl Parties {
     /// Lists an acquisition; with its owner, if messages to that are for others too.
-    pub(crate) fn wait(&self, number: u64, shared: Option<Shared>) -> Arc<Waiter> {
-        let waiter = Arc::new(Waiter::default());
+    pub(crate) fn wait(&self, name: &Arc<Name>) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter::new(name));
         let mut listed = self.lock();
-        listed.by_number.insert(number, Party::Waiter(Arc::clone(&waiter)));
-        self.waiting.send_modify(|count| *count += 1);
-        if let Some(shared) = shared {
-            listed.by_owner.entry(shared.clone()).or_default().push(number);
-            listed.owners.insert(number, shared);
+        listed.by_number.insert(name.number, Party::Waiter(Arc::clone(&waiter)));
+        if name.id.is_some() {
+            let shared = (name.key.clone(), name.owner.clone());
+            listed.by_owner.entry(shared.clone()).or_default().push(name.number);
+            listed.owners.insert(name.number, shared);
         }
         waiter
     }
@@ -110,7 +113,6 @@ impl Parties {
     pub(crate) fn hold(&self, hold: &Arc<Hold>) -> Option<LossReason> {
         let before = self.lock().by_number.insert(hold.name.number, Party::Holder(Arc::clone(hold)));
         let Some(Party::Waiter(waiter)) = before else { return None };
-        self.waiting.send_modify(|count| *count -= 1);
         let lost = waiter.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (_, reason) = lost.filter(|(token, _)| *token >= hold.token())?;
         hold.lose(reason).then_some(reason)
@@ -118,9 +120,7 @@ impl Parties {
 
     pub(crate) fn leave(&self, number: u64) {
         let mut listed = self.lock();
-        if let Some(Party::Waiter(_)) = listed.by_number.remove(&number) {
-            self.waiting.send_modify(|count| *count -= 1);
-        }
+        listed.by_number.remove(&number);
         let Some(shared) = listed.owners.remove(&number) else { return };
         if let Some(numbers) = listed.by_owner.get_mut(&shared) {
             numbers.retain(|other| *other != number);
@@ -132,7 +132,11 @@ impl Parties {
 
     /// The acquisitions of a named owner.
     pub(crate) fn of_owner(&self, key: &[u8], owner: &[u8]) -> Vec<u64> {
-        self.lock().by_owner.get(&(key.into(), owner.into())).cloned().unwrap_or_default()
+        let listed = self.lock();
+        if listed.by_owner.is_empty() {
+            return Vec::new(); // as usual: nothing is allocated to find that out
+        }
+        listed.by_owner.get(&(key.into(), owner.into())).cloned().unwrap_or_default()
     }
 
     /// Makes those of a named owner who wait ask again.
@@ -158,9 +162,16 @@ impl Parties {
             .collect()
     }
 
-    /// Ends when all have got what they waited for, or have left.
-    pub(crate) async fn nobody_waits(&self) {
-        let _ = self.waiting.subscribe().wait_for(|count| *count == 0).await;
+    /// Everything that is asked for, for the client's end.
+    pub(crate) fn asked(&self) -> Vec<Arc<Name>> {
+        self.lock()
+            .by_number
+            .values()
+            .filter_map(|party| match party {
+                Party::Waiter(waiter) => Some(Arc::clone(&waiter.name)),
+                Party::Holder(_) => None,
+            })
+            .collect()
     }
 
     pub(crate) fn hear(&self, number: u64, message: &OwnerMessage<'_>) -> Heard {
@@ -203,7 +214,7 @@ impl Parties {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::hold::{Grant, Keeping, Name};
+    use crate::hold::{Grant, Keeping};
     use crate::observe::Holding;
     use flock_core::{Millis, Time};
 
@@ -223,19 +234,22 @@ mod tests {
         message(Notice::Lost { token: token(number), reason: flock_core::LossReason::Revoked })
     }
 
+    fn name(number: u64) -> Arc<Name> {
+        Arc::new(Name { number, key: (*b"k").into(), owner: (*b"o").into(), id: None })
+    }
+
     fn hold(held: u64) -> Arc<Hold> {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends: None };
         let grant = Grant { token: token(held), believed_until: Time::NEVER, confirmed: true };
-        let name = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
         let holding = Holding::begin(&Clock::Boottime, b"k", grant.token, &tracing::Span::none());
-        Arc::new(Hold::new(name, keeping, None, grant, holding))
+        Arc::new(Hold::new(name(1), keeping, None, grant, holding))
     }
 
     #[test]
     fn grant_that_nobody_waits_for_is_returned() {
         let parties = Parties::default();
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Stray(stray) if stray == token(7)));
-        parties.wait(1, None);
+        parties.wait(&name(1));
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Nothing));
         parties.leave(1);
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Stray(_)));
@@ -244,7 +258,7 @@ mod tests {
     #[test]
     fn loss_told_before_the_hold_is_listed_counts() {
         let parties = Parties::default();
-        parties.wait(1, None);
+        parties.wait(&name(1));
         parties.hear(1, &lost(7));
         let hold = hold(7);
         assert_eq!(parties.hold(&hold), Some(LossReason::Revoked));
@@ -254,7 +268,7 @@ mod tests {
     #[test]
     fn loss_of_an_earlier_token_of_this_acquisition_does_not_count() {
         let parties = Parties::default();
-        parties.wait(1, None);
+        parties.wait(&name(1));
         parties.hear(1, &lost(6));
         let hold = hold(7);
         assert_eq!(parties.hold(&hold), None);
@@ -266,10 +280,10 @@ mod tests {
     #[test]
     fn acquisitions_of_a_named_owner_are_found_until_they_leave() {
         let parties = Parties::default();
-        let shared: Shared = ((*b"k").into(), (*b"o").into());
-        let waiter = parties.wait(1, Some(shared.clone()));
-        parties.wait(2, Some(shared));
-        parties.wait(3, None);
+        let handle = |number| Arc::new(Name { id: Some((*b"i").into()), ..Name::clone(&name(number)) });
+        let waiter = parties.wait(&handle(1));
+        parties.wait(&handle(2));
+        parties.wait(&name(3));
         assert_eq!(parties.of_owner(b"k", b"o"), [1, 2]);
         assert!(parties.of_owner(b"other", b"o").is_empty());
         parties.leave(2);
@@ -283,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn news_that_came_first_is_not_missed() {
         let parties = Parties::default();
-        let waiter = parties.wait(1, None);
+        let waiter = parties.wait(&name(1));
         parties.hear(1, &granted(7));
         assert_eq!(waiter.news().await, News::Granted(token(7)));
         assert_eq!(waiter.take(), None);
