@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use flock_client::{Flock, Token};
+use flock_client::{Flock, Released, Token};
 
 /// A storage that fences: it remembers the highest token it has seen.
 #[derive(Default)]
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("the paused holder could have known: is_valid is {}", paused.is_valid());
 
-    next.release().await?;
+    assert_eq!(next.release().await?, Released::Released);
     flock.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }

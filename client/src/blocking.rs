@@ -2,6 +2,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
+//! use flock_client::Released;
 //! use flock_client::blocking::Flock;
 //!
 //! # fn write_order(_token: flock_client::Token) {}
@@ -10,7 +11,10 @@
 //!
 //! let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).acquire()?;
 //! write_order(guard.token()); // the storage refuses a token lower than the last it saw
-//! guard.release()?; // after the commit; dropping the guard releases in the background
+//! // After the commit; dropping the guard instead releases in the background.
+//! if guard.release()? == Released::AlreadyLost {
+//!     // What came after another holder's writes, the storage has refused.
+//! }
 //!
 //! // Or: released after the work. Nobody can stop a thread, so the work itself looks now and then.
 //! flock.lock("order:1001").run(|guard| {
@@ -100,7 +104,7 @@ impl Flock {
     /// ```no_run
     /// # fn example(flock: flock_client::blocking::Flock) -> Result<(), Box<dyn std::error::Error>> {
     /// let both = flock.wait_for(async { flock.inner().lock_all(["account:1", "account:2"]).await })?;
-    /// flock.wait_for(both.release())?;
+    /// let _ = flock.wait_for(both.release())?;
     /// # Ok(())
     /// # }
     /// ```

@@ -317,7 +317,7 @@ mod tests {
     use flock_core::effect::Notice;
 
     use super::*;
-    use crate::guard::Guard;
+    use crate::guard::{Guard, Released};
     use crate::testing::Server;
 
     fn grant<'a>(guard: &'a Guard, message: &'a mut Vec<u8>) -> OwnerMessage<'a> {
@@ -357,7 +357,7 @@ mod tests {
         engine.hear_as(1, Some(engine.owner(1)), &grant(&second, &mut Vec::new()));
         engine.errands.until_none().await;
         assert_eq!(server.holders("k"), [second.token()]);
-        second.release().await.unwrap();
+        assert_eq!(second.release().await.unwrap(), Released::Released);
         assert!(server.holders("k").is_empty(), "the stray handle was not given back");
     }
 }

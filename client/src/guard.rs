@@ -21,6 +21,7 @@ use crate::wire::{self, Acquired};
 
 /// How giving a lock back ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a lock that was lost before may have been another's meanwhile"]
 pub enum Released {
     /// It was held until now.
     Released,

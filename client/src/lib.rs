@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use flock_client::Flock;
+//! use flock_client::{Flock, Released};
 //!
 //! # async fn write_order(_token: flock_client::Token) {}
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -11,7 +11,10 @@
 //! // Waits in the server's queue for up to 3 s; renewed in the background from then on.
 //! let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).await?;
 //! write_order(guard.token()).await; // the storage refuses a token lower than the last it saw
-//! guard.release().await?; // after the commit; dropping the guard releases in the background
+//! // After the commit; dropping the guard instead releases in the background.
+//! if guard.release().await? == Released::AlreadyLost {
+//!     // What came after another holder's writes, the storage has refused.
+//! }
 //!
 //! // Or: released after the work, and the work is cancelled if the lock is lost.
 //! flock.lock("order:1001").run(|token| write_order(token)).await?;

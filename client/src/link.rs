@@ -664,7 +664,7 @@ mod tests {
         for _ in 0..50 {
             sleep(heartbeat / 5).await;
             let before = pulse();
-            flock.lock("k").await.unwrap().release().await.unwrap();
+            let _ = flock.lock("k").await.unwrap().release().await.unwrap();
             assert_ne!(pulse(), before, "the answer counts as a sign of life");
             let after = pulse();
             sleep(heartbeat / 5).await;

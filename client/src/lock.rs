@@ -109,8 +109,8 @@ impl Lock {
     /// let outer = flock.lock("account:1").reentrant("transfer:77").await?;
     /// let inner = flock.lock("account:1").reentrant("transfer:77").await?; // in a function that knows nothing of `outer`
     /// assert_eq!(outer.token(), inner.token());
-    /// inner.release().await?; // still held
-    /// outer.release().await?; // free
+    /// let _ = inner.release().await?; // still held
+    /// let _ = outer.release().await?; // free
     /// # Ok(())
     /// # }
     /// ```

@@ -97,7 +97,7 @@ async fn clients_are_served_in_the_order_in_which_they_came() {
     }
     let mut last = holder.token();
     sleep(secs(300)).await;
-    holder.release().await.unwrap();
+    assert_eq!(holder.release().await.unwrap(), Released::Released);
     for number in 0..20 {
         let (who, token) = served.recv().await.unwrap();
         assert!(who == number && token > last, "{who} instead of {number}, or {token} after {last}");
@@ -171,7 +171,7 @@ async fn holds_and_places_outlive_their_connections() {
     while let Ok(event) = timeout(ms(1), events.next()).await {
         assert!(!event.as_ref().is_some_and(lost), "{event:?}");
     }
-    guard.release().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
     let mut tokens = Vec::new();
     for wait in waits {
         tokens.push(wait.await.unwrap());
@@ -234,7 +234,7 @@ async fn shared_holders_upgrade_and_downgrade() {
     let second = flock.lock("k").shared().await.unwrap();
     assert_eq!(server.holders("k").len(), 2);
     assert!(matches!(first.upgrade().await, Err(HoldError::Refused)));
-    second.release().await.unwrap();
+    assert_eq!(second.release().await.unwrap(), Released::Released);
     let before = first.token();
     first.upgrade().await.unwrap();
     assert!(first.token() > before);
@@ -276,7 +276,7 @@ async fn client_without_pubsub_polls() {
     let waiting = tokio::spawn(flock.lock("k").wait(secs(60)).into_future());
     sleep(secs(10)).await;
     assert_eq!(server.waiters("k"), 0);
-    guard.release().await.unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
     assert!(waiting.await.unwrap().is_ok());
 }
 

@@ -11,8 +11,8 @@ use flock_tests::resp::Protocol;
 use flock_tests::server::Builder;
 
 use crate::scene::{
-    SOON, assert_in_time, held, held_and_waiting, is_current, ms, on, quick, revoke, settled, wait_until_called,
-    wait_until_nothing_is_left, wait_until_waiting,
+    SOON, assert_in_time, give_back, held, held_and_waiting, is_current, ms, on, quick, revoke, settled,
+    wait_until_called, wait_until_nothing_is_left, wait_until_waiting,
 };
 
 on_own_servers![
@@ -52,7 +52,7 @@ fn try_of_a_held_lock_is_none(builder: Builder) {
     on(&builder, async |_, flock: Flock| {
         let guard = flock.lock("k").try_acquire().await.unwrap().expect("the lock is free");
         assert!(flock.lock("k").try_acquire().await.unwrap().is_none());
-        guard.release().await.unwrap();
+        give_back(guard).await;
         assert!(flock.lock("k").try_acquire().await.unwrap().is_some());
     });
 }
@@ -65,7 +65,7 @@ fn waiter_is_told_the_moment_the_lock_is_free(builder: Builder) {
         wait_until_waiting(&server, 1);
         let token = first.token();
         let began = Instant::now();
-        first.release().await.unwrap();
+        give_back(first).await;
         let second = waiting.await.unwrap();
         assert_in_time(began, began.elapsed(), ms(1000));
         assert!(second.token() > token && second.is_valid());
@@ -82,11 +82,11 @@ fn waiters_are_served_in_order(builder: Builder) {
             tokio::spawn(async move {
                 let guard = waiting.await;
                 order.send(number).unwrap();
-                guard.release().await.unwrap();
+                give_back(guard).await;
             });
             wait_until_waiting(&server, number + 1);
         }
-        first.release().await.unwrap();
+        give_back(first).await;
         for number in 0..10 {
             assert_eq!(served.recv().await, Some(number));
         }
@@ -127,7 +127,7 @@ fn readers_share_and_a_writer_waits(builder: Builder) {
         assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_none());
         let highest = readers.iter().map(|reader| reader.token()).max().unwrap();
         for reader in readers {
-            reader.release().await.unwrap();
+            give_back(reader).await;
         }
         assert!(writer.await.unwrap().token() > highest);
     });
@@ -251,7 +251,7 @@ fn user_without_pubsub_polls(builder: Builder) {
         let waiting = tokio::spawn(held(&flock, "k"));
         wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 2);
         assert_eq!(held_and_waiting(&server), (1, 0));
-        first.release().await.unwrap();
+        give_back(first).await;
         assert!(waiting.await.unwrap().is_valid());
     });
 }

@@ -70,7 +70,7 @@ fn threads_wait_in_order(builder: Builder) {
             let thread = thread::spawn(move || {
                 let guard = held(&flock, "k");
                 order.send((number, guard.token())).unwrap();
-                guard.release().unwrap();
+                assert_eq!(guard.release().unwrap(), Released::Released);
             });
             wait_until_waiting(&server, i64::from(number) + 1);
             thread
@@ -145,7 +145,7 @@ fn released_lock_calls_nobody_back(builder: Builder) {
         let (mut guard, tell) = (held(&flock, "k"), tell.clone());
         guard.on_lost(move |reason| tell.send(reason).unwrap());
         if release {
-            guard.release().unwrap();
+            assert_eq!(guard.release().unwrap(), Released::Released);
         } else {
             drop(guard);
         }
@@ -179,7 +179,7 @@ fn readers_upgrade_and_downgrade(builder: Builder) {
     let mut first = flock.lock("k").shared().acquire().unwrap();
     let second = flock.lock("k").shared().acquire().unwrap();
     assert!(matches!(first.upgrade(), Err(HoldError::Refused)));
-    second.release().unwrap();
+    assert_eq!(second.release().unwrap(), Released::Released);
     first.upgrade().unwrap();
     assert!(flock.lock("k").shared().try_acquire().unwrap().is_none());
     first.downgrade().unwrap();
@@ -190,7 +190,7 @@ fn what_has_no_call_of_its_own_can_be_waited_for(builder: Builder) {
     let (server, flock) = start(&builder);
     let both = flock.wait_for(async { flock.inner().lock_all(["a", "b"]).wait(SOON).await }).unwrap();
     assert_eq!(held_and_waiting(&server), (2, 0));
-    flock.wait_for(both.release()).unwrap();
+    assert_eq!(flock.wait_for(both.release()).unwrap(), Released::Released);
     assert_eq!(held_and_waiting(&server), (0, 0));
 }
 

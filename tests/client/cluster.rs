@@ -16,7 +16,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::load::{Load, WITH_LOSS, WITHOUT_LOSS};
 use crate::scene::{
-    SOON, assert_in_time, held, held_and_waiting, is_current, long_tier, ms, wait_until_waiting, within_bounds,
+    SOON, assert_in_time, give_back, held, held_and_waiting, is_current, long_tier, ms, wait_until_waiting,
+    within_bounds,
 };
 
 on_own_servers![
@@ -85,7 +86,7 @@ fn every_key_is_asked_for_at_its_node(builder: server::Builder) {
             wait_until_waiting(node, 1);
             sleep(ms(100)).await; // its channel is subscribed to by then: the grant is pushed, and not asked for
             let began = Instant::now();
-            guard.release().await.unwrap();
+            give_back(guard).await;
             let next = granted(waiting).await;
             assert_in_time(began, began.elapsed(), ms(250));
             drop(next);
@@ -132,7 +133,7 @@ fn lock_follows_its_slot(cluster: &Cluster, carry: fn(&mut Migration<'_>, &str))
             sleep(ms(100)).await;
             let began = Instant::now();
             let token = holder.token();
-            holder.release().await.unwrap();
+            give_back(holder).await;
             let next = granted(waiting).await;
             assert_in_time(began, began.elapsed(), ms(250));
             assert!(next.token() > token && is_current(way.target_node, &next));
@@ -290,12 +291,12 @@ fn primary_goes(builder: &server::Builder, end: fn(&mut Cluster)) {
         });
         println!("both wait there after {:?}", began.elapsed());
         let token = first.token();
-        first.release().await.unwrap();
+        give_back(first).await;
         // The two wait in whatever order they have come.
         let turn = async |waiting| {
             let guard = granted(waiting).await;
             assert!(guard.token() > token && is_current(new, &guard));
-            guard.release().await.unwrap();
+            give_back(guard).await;
         };
         tokio::join!(turn(waiting), turn(next));
         sleep(ms(300)).await;
@@ -443,8 +444,8 @@ fn users_need_few_permissions(builder: server::Builder) {
         let clients = admin.cmd(&["CLIENT", "LIST"]).as_str().to_owned();
         assert_eq!(clients.matches(" user=worker ").count(), 4, "two connections each: {clients}");
         assert_eq!(clients.matches(" ssub=1 ").count(), 2, "both listen: {clients}");
-        guard.release().await.unwrap();
-        granted(waiting).await.release().await.unwrap();
+        give_back(guard).await;
+        give_back(granted(waiting).await).await;
         let error = Flock::connect(format!("redis+cluster://worker:wrong@{}", node.addr())).await.unwrap_err();
         assert!(matches!(&error, ConnectError::Server(error) if error.code() == "WRONGPASS"), "{error:?}");
     });

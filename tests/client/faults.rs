@@ -13,8 +13,8 @@ use flock_tests::wait::wait_until;
 use tokio::time::{sleep, timeout};
 
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, connect, connections, held, held_and_waiting, is_current, kill, ms, on, quick,
-    stalled_since, url, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
+    SOON, assert_in_time, assert_kept, connect, connections, give_back, held, held_and_waiting, is_current, kill, ms,
+    on, quick, stalled_since, url, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
 };
 
 on_own_servers![
@@ -51,7 +51,7 @@ fn killed_connections_hold_up_nobody(builder: Builder) {
                     let valid = guard.is_valid() || stalled_since(began) > ms(500);
                     inside[number % 4].store(false, Ordering::SeqCst);
                     assert!(valid);
-                    guard.release().await.unwrap();
+                    give_back(guard).await;
                     acquired += 1;
                 }
                 (acquired, longest)
@@ -107,7 +107,7 @@ fn silent_link_is_replaced(builder: &Builder, directions: &[Direction]) {
             proxy.set_existing(*direction, Fault::Drop);
         }
         let began = Instant::now();
-        first.release().await.unwrap();
+        give_back(first).await;
         let guard = waiting.await.unwrap();
         println!("waited {:?} over silent links", began.elapsed());
         assert_in_time(began, began.elapsed(), ms(2500));
@@ -201,7 +201,7 @@ async fn hasty(url: &str) -> Flock {
 async fn deliver_late(proxy: &Proxy, flock: &Flock) {
     proxy.set_existing(Direction::ToServer, Fault::Hold);
     let guard = flock.lock("k").lease(Duration::from_secs(600)).wait(SOON).await.unwrap();
-    guard.release().await.unwrap();
+    give_back(guard).await;
     proxy.set_existing(Direction::ToServer, Fault::Pass);
 }
 
@@ -215,7 +215,7 @@ fn grant_that_is_heard_late_is_renewed_first(builder: Builder) {
         let waiting = tokio::spawn(held(&flock, "k"));
         wait_until_waiting(&server, 1);
         proxy.set(Direction::ToClient, Fault::Hold);
-        first.release().await.unwrap();
+        give_back(first).await;
         wait_until("it was granted and its claim is over", SOON, || {
             server.info("flock").number("flock_grants") == 2 && held_and_waiting(&server).0 == 0
         });
@@ -225,7 +225,7 @@ fn grant_that_is_heard_late_is_renewed_first(builder: Builder) {
         assert!(!waiting.is_finished(), "believed in a grant that was over");
         assert!(other.is_valid());
         let token = other.token();
-        other.release().await.unwrap();
+        give_back(other).await;
         let guard = waiting.await.unwrap();
         assert!(guard.token() > token && guard.is_valid() && is_current(&server, &guard));
     });
@@ -241,7 +241,7 @@ fn killed_predecessor_is_nobody_else(builder: Builder) {
         }
         server.restart();
         for (number, flock) in clients.iter().enumerate() {
-            held(flock, &format!("k{number}")).await.release().await.unwrap();
+            give_back(held(flock, &format!("k{number}")).await).await;
         }
         wait_until("all are back", SOON, || connections(&server, true).len() == 8);
         let before = (connections(&server, true), connections(&server, false));

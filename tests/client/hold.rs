@@ -13,8 +13,8 @@ use flock_tests::wait::wait_until;
 use tokio::time::{sleep, timeout};
 
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, connect, connections, held, held_and_waiting, is_current, kill, ms, on, quick,
-    revoke, settled, stalled_since, wait_until_called, watch_the_machine,
+    SOON, assert_in_time, assert_kept, connect, connections, give_back, held, held_and_waiting, is_current, kill, ms,
+    on, quick, revoke, settled, stalled_since, wait_until_called, watch_the_machine,
 };
 
 on_own_servers![
@@ -246,7 +246,7 @@ fn session_waits_over_the_next_connection(builder: Builder) {
         kill(&server, &connections(&server, false));
         wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 2);
         assert_eq!(held_and_waiting(&server).1, 1);
-        first.release().await.unwrap();
+        give_back(first).await;
         assert!(waiting.await.unwrap().unwrap().is_valid());
     });
 }
@@ -289,7 +289,7 @@ fn upgrade_beside_another_reader_is_refused(builder: Builder) {
         let other = flock.lock("k").shared().await.unwrap();
         assert!(matches!(guard.upgrade().await, Err(HoldError::Refused)));
         assert!(guard.is_valid());
-        other.release().await.unwrap();
+        give_back(other).await;
         guard.upgrade().await.unwrap();
     });
 }

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
 use crate::scene::{
-    SOON, assert_kept, connect, held, held_and_waiting, is_current, ms, on, quick, stalled_since, url,
+    SOON, assert_kept, connect, give_back, held, held_and_waiting, is_current, ms, on, quick, stalled_since, url,
     wait_until_nothing_is_left, wait_until_waiting, watch_the_machine,
 };
 
@@ -82,7 +82,7 @@ fn short_hold_costs_no_renewal(builder: Builder) {
             let mut longest = Duration::ZERO;
             for _ in 0..100 {
                 let began = Instant::now();
-                let _ = held(&flock, "k").await.release().await.unwrap();
+                give_back(held(&flock, "k").await).await;
                 longest = longest.max(began.elapsed());
             }
             longest

@@ -19,7 +19,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::apart::alone;
 use crate::scene::{
-    SOON, held, ms, quick, revoke, settled, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
+    SOON, give_back, held, ms, quick, revoke, settled, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
 };
 
 /// What happens in both tests, to a client with a password: each outcome once.
@@ -40,7 +40,7 @@ async fn play(server: &Server) {
     revoke(server, "k");
     timeout(SOON, guard.lost()).await.unwrap();
     drop(guard);
-    held(&flock, "k").await.release().await.unwrap();
+    give_back(held(&flock, "k").await).await;
     flock.lock("leaked").await.unwrap().leak();
     let kept = held(&flock, "kept").await;
     // Replies are lost: the request is sent again, and so is the renewal.
@@ -48,7 +48,7 @@ async fn play(server: &Server) {
     let unlucky = quick(proxy.addr()).response_timeout(ms(100)).connect().await.unwrap();
     let renewed = unlucky.lock("renewed").lease(ms(5000)).await.unwrap();
     proxy.set_existing(Direction::ToClient, Fault::Drop);
-    held(&unlucky, "retried").await.release().await.unwrap();
+    give_back(held(&unlucky, "retried").await).await;
     proxy.set_existing(Direction::ToClient, Fault::Drop);
     renewed.renew().await.unwrap();
     drop(renewed);

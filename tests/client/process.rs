@@ -12,8 +12,8 @@ use tokio::time::timeout;
 
 use crate::apart::{Apart, say, task};
 use crate::scene::{
-    SOON, connect, connections, held, held_and_waiting, is_current, kill, ms, revoke, runtime, stalled_since,
-    wait_until_nothing_is_left, wait_until_waiting, watch_the_machine, within_bounds,
+    SOON, connect, connections, give_back, held, held_and_waiting, is_current, kill, ms, revoke, runtime,
+    stalled_since, wait_until_nothing_is_left, wait_until_waiting, watch_the_machine, within_bounds,
 };
 
 on_own_servers![
@@ -39,7 +39,7 @@ fn everything_works_over_a_unix_socket(builder: Builder) {
         first.renew().await.unwrap();
         first.downgrade().await.unwrap();
         first.upgrade().await.unwrap();
-        first.release().await.unwrap();
+        give_back(first).await;
         let second = waiting.await.unwrap();
         assert!(is_current(&server, &second));
         second.renew().await.unwrap();
@@ -60,7 +60,7 @@ fn broken_unix_connections_are_made_anew(builder: Builder) {
         let guard = flock.lock("k").lease(ms(3000)).await.unwrap();
         for _ in 0..5 {
             kill(&server, &[false, true].map(|listening| connections(&server, listening)).concat());
-            held(&flock, "other").await.release().await.unwrap();
+            give_back(held(&flock, "other").await).await;
         }
         assert!(guard.is_valid() && is_current(&server, &guard));
     });
@@ -76,7 +76,7 @@ fn restarted_server_is_found_again_over_a_unix_socket(builder: Builder) {
         }
         server.restart();
         for flock in &clients {
-            held(flock, "k").await.release().await.unwrap();
+            give_back(held(flock, "k").await).await;
         }
         wait_until("all are back", SOON, || connections(&server, true).len() == 4);
         let before = (connections(&server, true), connections(&server, false));

@@ -12,8 +12,8 @@ use flock_tests::server::{Builder, Server};
 use tokio::time::{sleep, timeout};
 
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, connect, connections, held, held_and_waiting, is_current, kill, ms, on, quick,
-    revoke, wait_until_called, wait_until_nothing_is_left, wait_until_waiting,
+    SOON, assert_in_time, assert_kept, connect, connections, give_back, held, held_and_waiting, is_current, kill, ms,
+    on, quick, revoke, wait_until_called, wait_until_nothing_is_left, wait_until_waiting,
 };
 
 on_own_servers![
@@ -66,11 +66,11 @@ fn other_owners_wait_for_the_last_handle(builder: Builder) {
         // Whoever waits is not overtaken by others, but the owner is in already.
         let third = handle(&flock).await.unwrap();
         for handle in handles {
-            handle.release().await.unwrap();
+            give_back(handle).await;
         }
         assert_eq!(held_and_waiting(&server), (1, 1));
         let token = third.token();
-        third.release().await.unwrap();
+        give_back(third).await;
         assert!(waiting.await.unwrap().unwrap().token() > token);
     });
 }
@@ -93,9 +93,9 @@ fn handles_of_two_clients_are_one_hold(builder: Builder) {
         let elsewhere = connect(server.addr()).await;
         let (here, there) = (handle(&flock).await.unwrap(), handle(&elsewhere).await.unwrap());
         assert_eq!(here.token(), there.token());
-        here.release().await.unwrap();
+        give_back(here).await;
         assert!(there.is_valid() && is_current(&server, &there));
-        there.release().await.unwrap();
+        give_back(there).await;
         assert_eq!(held_and_waiting(&server), (0, 0));
     });
 }
@@ -137,7 +137,7 @@ fn short_lease_does_not_cut_a_long_one(builder: Builder) {
         let began = Instant::now();
         sleep(ms(700)).await;
         assert_kept(&server, &short, began, ms(300));
-        short.release().await.unwrap();
+        give_back(short).await;
         sleep(ms(600)).await;
         assert!(long.remaining() > Duration::from_secs(50) && is_current(&server, &long));
     });
@@ -147,7 +147,7 @@ fn every_handle_keeps_the_hold_alive(builder: Builder) {
     on(&builder, async |server, flock: Flock| {
         let first = handle(&flock).lease(ms(1000)).await.unwrap();
         let second = handle(&flock).lease(ms(1000)).await.unwrap();
-        first.release().await.unwrap();
+        give_back(first).await;
         let began = Instant::now();
         sleep(ms(2500)).await;
         assert_kept(&server, &second, began, ms(1000));
@@ -161,7 +161,7 @@ fn handles_that_wait_together_are_granted_together(builder: Builder) {
         wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 3);
         assert_eq!(held_and_waiting(&server).1, 1, "one place for all");
         let began = Instant::now();
-        blocker.release().await.unwrap();
+        give_back(blocker).await;
         let mut handles = Vec::new();
         for waiting in waiting {
             handles.push(waiting.await.unwrap().unwrap());
@@ -187,11 +187,11 @@ fn wait_that_is_given_up_leaves_the_others_theirs(builder: Builder) {
         wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 2 + 1);
         assert_eq!(held_and_waiting(&server).1, 1);
         let began = Instant::now();
-        blocker.release().await.unwrap();
+        give_back(blocker).await;
         let guard = older.await.unwrap().unwrap();
         assert_in_time(began, began.elapsed(), ms(1000));
         assert_eq!(ids(&server), 1);
-        guard.release().await.unwrap();
+        give_back(guard).await;
         assert_eq!(held_and_waiting(&server), (0, 0));
     });
 }
@@ -204,7 +204,7 @@ fn waits_of_two_clients_are_both_granted(builder: Builder) {
         let waiting = [tokio::spawn(handle(&flock).into_future()), tokio::spawn(handle(&elsewhere).into_future())];
         wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 2 + 4);
         assert_eq!(held_and_waiting(&server).1, 1);
-        blocker.release().await.unwrap();
+        give_back(blocker).await;
         let mut handles = Vec::new();
         for waiting in waiting {
             handles.push(waiting.await.unwrap().unwrap());
@@ -238,10 +238,10 @@ fn lost_replies_add_no_handle(builder: Builder) {
         let inner = handle(&flock).await.unwrap();
         assert_eq!((ids(&server), inner.token()), (2, outer.token()));
         proxy.set_existing(Direction::ToClient, Fault::Drop);
-        inner.release().await.unwrap();
+        give_back(inner).await;
         assert_eq!(ids(&server), 1);
         assert!(outer.is_valid() && is_current(&server, &outer));
-        outer.release().await.unwrap();
+        give_back(outer).await;
         assert_eq!(held_and_waiting(&server), (0, 0));
     });
 }
@@ -258,7 +258,7 @@ fn handles_outlive_their_connections(builder: Builder) {
             }
         }
         for handle in handles {
-            handle.release().await.unwrap();
+            give_back(handle).await;
         }
         assert_eq!(held_and_waiting(&server), (0, 0));
     });
@@ -270,7 +270,7 @@ fn handles_that_poll_are_granted_together(builder: Builder) {
         let blocker = held(&flock, "k").await;
         let waiting = [(); 2].map(|()| tokio::spawn(handle(&flock).into_future()));
         wait_until_called(&server, "FLOCK.ACQUIRE", 1 + 4);
-        blocker.release().await.unwrap();
+        give_back(blocker).await;
         let mut handles = Vec::new();
         for waiting in waiting {
             handles.push(waiting.await.unwrap().unwrap());

@@ -13,7 +13,7 @@ use flock_tests::topology::Replicated;
 use tokio::time::timeout;
 
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, connect, held, held_and_waiting, is_current, kill, ms, quick,
+    SOON, assert_in_time, assert_kept, connect, give_back, held, held_and_waiting, is_current, kill, ms, quick,
     wait_until_nothing_is_left, wait_until_waiting, within_bounds,
 };
 
@@ -59,7 +59,7 @@ fn acknowledged_grant_is_on_the_replica(builder: Builder) {
             let info = reader.cmd(&args!["FLOCK.INFO", "k"]);
             let token = info.field("holders").as_array()[0].field("token").as_token();
             assert_eq!(token, guard.token().get());
-            guard.release().await.unwrap();
+            give_back(guard).await;
         }
     });
 }
@@ -71,7 +71,7 @@ fn handed_over_lock_is_acknowledged_too(builder: Builder) {
         let waiting = tokio::spawn(flock.lock("k").wait(SOON).acknowledged_by(1, ms(300)).into_future());
         wait_until_waiting(&servers.primary, 1);
         servers.replicas[0].sigstop();
-        first.release().await.unwrap();
+        give_back(first).await;
         assert_not_durable(&waiting.await.unwrap().unwrap_err(), (0, 1));
         assert_eq!(held_and_waiting(&servers.primary), (0, 0));
         servers.replicas[0].sigcont();
@@ -183,7 +183,7 @@ fn broken_connections_are_replaced(builder: Builder) {
     on(&builder, 1, async |servers, flock| {
         for _ in 0..3 {
             let guard = flock.lock("k").wait(SOON).acknowledged_by(1, SOON).await.unwrap();
-            guard.release().await.unwrap();
+            give_back(guard).await;
             kill(&servers.primary, &all_connections(&servers));
         }
         assert!(flock.lock("k").wait(SOON).acknowledged_by(1, SOON).await.unwrap().is_valid());
@@ -213,7 +213,7 @@ fn several_locks_are_acknowledged(builder: Builder) {
     on(&builder, 1, async |servers, flock| {
         let guards = flock.lock_all(["a", "b"]).and_shared(["c"]).acknowledged_by(1, SOON).await.unwrap();
         assert!(guards.is_valid());
-        guards.release().await.unwrap();
+        let _ = guards.release().await.unwrap();
         servers.replicas[0].sigstop();
         let error = flock.lock_all(["a", "b"]).acknowledged_by(1, ms(100)).await.unwrap_err();
         assert_not_durable(&error, (0, 1));

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use flock_client::{Builder, Flock, Guard};
+use flock_client::{Builder, Flock, Guard, Released};
 use flock_tests::args;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{self, Server};
@@ -123,6 +123,11 @@ pub(crate) async fn connect(address: SocketAddr) -> Flock {
 pub(crate) fn held(flock: &Flock, key: &str) -> impl Future<Output = Guard> + use<> {
     let lock = flock.lock(key).wait(SOON);
     async { lock.await.expect("the lock should be free soon") }
+}
+
+/// Gives back what is held until then.
+pub(crate) async fn give_back(guard: Guard) {
+    assert_eq!(guard.release().await.expect("the server answers"), Released::Released);
 }
 
 /// Acquires, and renews: so the next renewal is far away, and does not find out what a message is to tell.

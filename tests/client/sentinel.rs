@@ -15,7 +15,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::load::{Load, WITH_LOSS};
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, connections, held, is_current, long_tier, ms, wait_until_waiting, within_bounds,
+    SOON, assert_in_time, assert_kept, connections, give_back, held, is_current, long_tier, ms, wait_until_waiting,
+    within_bounds,
 };
 
 on_own_servers![
@@ -113,7 +114,7 @@ fn primary_goes(builder: &server::Builder, end: fn(&mut Guarded), after: fn(&Gua
         // Two clients of two connections each: at every attempt up to three sentinels are asked.
         assert!(self::asked(&servers) - asked < 4 * 3 * 50);
         let token = first.token();
-        first.release().await.unwrap();
+        give_back(first).await;
         let second = timeout(SOON, waiting).await.unwrap().unwrap().unwrap();
         assert!(second.token() > token && is_current(&servers.servers[new], &second));
         after(&servers, new);

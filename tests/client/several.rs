@@ -13,7 +13,7 @@ use flock_tests::server::{Builder, Server};
 use tokio::time::timeout;
 
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, held, held_and_waiting, ms, on, quick, revoke, stalled_since,
+    SOON, assert_in_time, assert_kept, give_back, held, held_and_waiting, ms, on, quick, revoke, stalled_since,
     wait_until_nothing_is_left, wait_until_waiting,
 };
 
@@ -92,7 +92,7 @@ fn held_locks_are_kept_while_the_next_is_waited_for(builder: Builder) {
         let waiting = tokio::spawn(flock.lock_all(["a", "b"]).lease(ms(1000)).wait(SOON).into_future());
         wait_until_waiting(&server, 1);
         tokio::time::sleep(ms(2500)).await;
-        blocker.release().await.unwrap();
+        give_back(blocker).await;
         match waiting.await.unwrap() {
             Ok(guards) => assert_kept(&server, guards.get("a").unwrap(), began, ms(1000)),
             Err(error) => assert!(stalled_since(began) > ms(100), "{error:?}"),
@@ -142,7 +142,7 @@ fn set_that_waited_for_others_until_its_deadline_has_timed_out(builder: Builder)
         let waiting = tokio::spawn(flock.lock_all(["a", "b"]).wait(ms(600)).into_future());
         wait_until_waiting(&server, 1);
         proxy.set(Direction::ToServer, Fault::Hold); // grants arrive, requests do not
-        let _ = first.release().await.unwrap();
+        give_back(first).await;
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, AcquireError::TimedOut), "{error:?}");
         proxy.heal();

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::apart::{Apart, say, task};
 use crate::scene::{
-    SOON, assert_in_time, assert_kept, connections, held, held_and_waiting, is_current, kill, ms, revoke,
+    SOON, assert_in_time, assert_kept, connections, give_back, held, held_and_waiting, is_current, kill, ms, revoke,
     wait_until_waiting, watch_the_machine, within_bounds,
 };
 
@@ -134,7 +134,7 @@ fn everything_works_over_tls() {
             let first = held(&flock, "k").await;
             let waiting = tokio::spawn(held(&flock, "k"));
             wait_until_waiting(&secure.server, 1);
-            first.release().await.unwrap();
+            give_back(first).await;
             let second = waiting.await.unwrap();
             assert!(is_current(&secure.server, &second));
             second.renew().await.unwrap();
@@ -294,7 +294,7 @@ fn broken_tls_connections_are_made_anew() {
             } else {
                 kill(&secure.server, &[false, true].map(|listening| connections(&secure.server, listening)).concat());
             }
-            held(&flock, "other").await.release().await.unwrap();
+            give_back(held(&flock, "other").await).await;
             tokio::time::sleep(ms(600)).await;
             assert_kept(&secure.server, &guard, began, ms(2000));
         }

@@ -104,7 +104,7 @@ async fn take_and_give_back(
         };
         acquired.push(sent.elapsed());
         let sent = Instant::now();
-        guard.release().await?;
+        let _ = guard.release().await?;
         released.push(sent.elapsed());
     }
     Ok((acquired, released))
@@ -127,7 +127,7 @@ async fn handoffs(one: &Flock, other: &Flock, key: &str, time: Duration) -> Resu
                 sleep(Duration::from_millis(1)).await;
             }
             let called = Instant::now();
-            guard.release().await?;
+            let _ = guard.release().await?;
             Ok::<_, Failure>(called)
         };
         let ((next, granted), called) = tokio::try_join!(waiting, releasing)?;
@@ -135,7 +135,7 @@ async fn handoffs(one: &Flock, other: &Flock, key: &str, time: Duration) -> Resu
         guard = next;
         (holder, waiter) = (waiter, holder);
     }
-    guard.release().await?;
+    let _ = guard.release().await?;
     Ok(Latencies::of(times))
 }
 

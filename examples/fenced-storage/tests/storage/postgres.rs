@@ -2,7 +2,7 @@
 
 use fenced_storage::postgres::{connect, deposit};
 use fenced_storage::{ACCOUNT, DepositError};
-use flock_client::Guard;
+use flock_client::{Guard, Released};
 use tokio_postgres::Client;
 
 use crate::postgres_server::database;
@@ -61,7 +61,7 @@ fn several_writes_under_one_hold_are_accepted() {
             }
             assert!(fence(&guard) > last);
             last = fence(&guard);
-            guard.release().await.unwrap();
+            assert_eq!(guard.release().await.unwrap(), Released::Released);
         }
         assert_eq!(contents(&db).await, (30, last, vec![5; 6]));
     });
@@ -75,7 +75,7 @@ fn stale_holder_that_waits_for_the_row_is_judged_by_what_it_becomes() {
         let (watcher, blocker) = (connect(&params).await.unwrap(), connect(&params).await.unwrap());
         let first = held(&flock).await;
         deposit(&mut a, ACCOUNT, 4000, first.token()).await.unwrap();
-        first.release().await.unwrap();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
         let (stale, current) = stale_and_current(&server, &flock).await;
         // The current holder is past its fence, and has not committed.
         blocker.batch_execute("BEGIN; LOCK TABLE entries").await.unwrap();

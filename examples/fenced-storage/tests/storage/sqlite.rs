@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fenced_storage::ACCOUNT;
 use fenced_storage::sqlite::{deposit, open};
-use flock_client::Guard;
+use flock_client::{Guard, Released};
 use rusqlite::{Connection, TransactionBehavior};
 
 use crate::scene::{assert_stale, held, on, paused_program_is_refused, stale_and_current, url};
@@ -73,7 +73,7 @@ fn several_writes_under_one_hold_are_accepted() {
             }
             assert!(fence(&guard) > last);
             last = fence(&guard);
-            guard.release().await.unwrap();
+            assert_eq!(guard.release().await.unwrap(), Released::Released);
         }
         assert_eq!(contents(&db), (30, last, vec![5; 6]));
     });

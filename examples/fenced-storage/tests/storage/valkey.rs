@@ -58,7 +58,7 @@ fn holder_that_gave_back_is_refused() {
         let mut db = connect(&url(&server)).await.unwrap();
         let guard = held(&flock).await;
         let token = guard.token();
-        guard.release().await.unwrap();
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
         let refused = deposit_by(way, &mut db, 1, token).await;
         assert!(matches!(refused, Err(DepositError::Stale { .. })), "{refused:?}");
         assert_eq!(contents(&mut db).await, (0, vec![]));
@@ -74,7 +74,7 @@ fn several_writes_under_one_hold_are_accepted() {
             for _ in 0..3 {
                 deposit_by(way, &mut db, 5, guard.token()).await.unwrap();
             }
-            guard.release().await.unwrap();
+            assert_eq!(guard.release().await.unwrap(), Released::Released);
         }
         assert_eq!(contents(&mut db).await, (30, vec![5; 6]));
     });
@@ -168,7 +168,7 @@ fn whatever_ends_the_hold_before_exec_refuses_it() {
         let next = tokio::spawn(async move { held(&flock).await });
         exec_after(
             async |_, guard| {
-                guard.release().await.unwrap();
+                assert_eq!(guard.release().await.unwrap(), Released::Released);
                 std::mem::forget(next.await.unwrap());
             },
             server,
