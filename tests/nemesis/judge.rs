@@ -12,9 +12,6 @@ use crate::search::{Opinion, search};
 use crate::unfenced::Meeting;
 use crate::worker::PROCESSES_PER_NODE;
 
-/// How a complaint of the search begins.
-pub(crate) const SECOND_OPINION: &str = "no order explains";
-
 /// What a run has left behind.
 #[derive(Debug)]
 pub(crate) struct Evidence {
@@ -65,7 +62,7 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let rules = Rules { order: Order::Everywhere, exclusion: false, leases: false, fifo: false, answered: false };
     let is_order = |violation: &Violation| matches!(violation, Violation::TokenOrder { .. });
     let disorder: Vec<_> = check(&in_order, &rules).into_iter().filter(is_order).collect();
-    let opinion = search(events, splits);
+    let opinion = search(events, &evidence.faults);
     let shrunk = match (found.first(), disorder.first(), opinion.impossible.first()) {
         (Some(violation), ..) => shrink(events, violation, &EXCLUSION),
         (None, Some(violation), _) => shrink(&in_order, violation, &rules),
@@ -76,10 +73,9 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     let (double_holdings, unexplained) = explain(&evidence.meetings, &losses);
     let mut violations: Vec<String> = found.iter().chain(&disorder).map(ToString::to_string).collect();
     violations.extend(
-        opinion
-            .impossible
-            .iter()
-            .map(|window| format!("{SECOND_OPINION} the grants of {} with the tokens {:?}", window.key, window.tokens)),
+        opinion.impossible.iter().map(|window| {
+            format!("no order explains the grants of {} with the tokens {:?}", window.key, window.tokens)
+        }),
     );
     violations.extend(stale_tokens_above(events, splits));
     violations.extend(overtaken(events, &evidence.audit.queues));

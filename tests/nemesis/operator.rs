@@ -238,13 +238,16 @@ impl Operator<'_> {
         }
     }
 
+    /// A killed primary's snapshot child keeps its connections: a replica may seem to be linked and know nothing of the primary that has
+    /// been started since, nor of its tokens. The name of the stream tells.
     fn wait_link_up(&self, node: usize) -> bool {
-        let port = i64::from(self.servers[self.work.site.primary()].port());
+        let primary = &self.servers[self.work.site.primary()];
+        let (port, stream) = (i64::from(primary.port()), primary.info("replication").text("master_replid").to_owned());
         let mut conn = self.servers[node].connect(Protocol::Resp2);
         poll(LINK_UP_WITHIN, || {
             let info = Info::ask(&mut conn, "replication");
-            let follows = info.get("master_link_status") == Some("up") && info.number("master_port") == port;
-            follows.then_some(())
+            let is_up = info.get("master_link_status") == Some("up") && info.number("master_port") == port;
+            (is_up && info.text("master_replid") == stream).then_some(())
         })
         .is_some()
     }

@@ -17,7 +17,7 @@ use flock_tests::wait::{let_pass, poll};
 
 use crate::audit::{Audit, Auditor, is_idle};
 use crate::faults::Log;
-use crate::judge::{Evidence, SECOND_OPINION, Verdict, judge};
+use crate::judge::{Evidence, Verdict, judge};
 use crate::operator::Operator;
 use crate::report;
 use crate::saboteur::{SABOTEURS, Saboteur};
@@ -101,16 +101,9 @@ pub(crate) fn run(plan: &Plan) -> Verdict {
 }
 
 /// The same, and wants nothing wrong.
-///
-/// The second opinion is shown in every tier, but decides in the soak only: one complaint of it, of a window in which tokens and
-/// holders were in order by the first, is not explained yet (docs/RELIABILITY.md).
 #[track_caller]
 pub(crate) fn run_soundly(plan: &Plan) {
-    let mut verdict = run(plan);
-    if !std::env::var("FLOCK_TEST_TIER").is_ok_and(|tier| tier == "soak") {
-        let second = verdict.violations.extract_if(.., |violation| violation.starts_with(SECOND_OPINION));
-        second.for_each(|violation| println!("nemesis: seed {}, second opinion: {violation}", plan.seed));
-    }
+    let verdict = run(plan);
     let shown: Vec<_> = verdict.violations.iter().take(VIOLATIONS_SHOWN).cloned().collect();
     assert!(
         shown.is_empty(),

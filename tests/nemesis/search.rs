@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use flock_tests::history::{Call, Event, Mode, OpId, Phase, Verb};
 
-use crate::faults::Split;
+use crate::faults::{Entries, Kind};
 
 /// Holds in a window; the next one begins half a window later.
 const WINDOW: usize = 10;
@@ -101,14 +101,19 @@ pub(crate) struct Window {
 }
 
 /// Searches all short windows of all locks, except where two primaries granted at one time: their tokens are in no order.
-pub(crate) fn search(events: &[Event], splits: &[Split]) -> Opinion {
+///
+/// Where a server goes on from an older state, an end may be forgotten: others have held since then, and yet the hold of before is renewed.
+/// So of a hold from before, a renewal after it shows nothing.
+pub(crate) fn search(events: &[Event], faults: &Entries) -> Opinion {
     let mut opinion = Opinion::default();
-    for (key, holds) in holds(events) {
+    let rewinds: Vec<u64> =
+        faults.outages.iter().filter(|outage| is_rewind(outage.kind)).map(|outage| outage.from_ns).collect();
+    for (key, holds) in holds(events, &rewinds) {
         for start in (0..holds.len()).step_by(WINDOW / 2) {
             let window = &holds[start..holds.len().min(start + WINDOW)];
             let (first, last) = (window[0].asked_ns(), window.iter().map(Hold::told_ns).max().unwrap_or(0));
             let operations: Vec<_> = window.iter().flat_map(|hold| hold.0.iter().copied()).collect();
-            let is_split = splits.iter().any(|split| split.from_ns <= last && first <= split.until_ns);
+            let is_split = faults.splits.iter().any(|split| split.from_ns <= last && first <= split.until_ns);
             if is_split || operations.len() > OPERATIONS_MAX {
                 continue;
             }
@@ -121,6 +126,17 @@ pub(crate) fn search(events: &[Event], splits: &[Split]) -> Opinion {
         }
     }
     opinion
+}
+
+/// Whether the next primary may lack what the last one has answered.
+fn is_rewind(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::KillPrimaryFsyncEverysec
+            | Kind::KillPrimaryFsyncNo
+            | Kind::KillPrimaryAndPromote
+            | Kind::PromoteBesideOldPrimary
+    )
 }
 
 /// The operations of one hold; its grant first.
@@ -151,7 +167,7 @@ struct Deed<'a> {
 }
 
 /// The holds of each lock, in the order in which they were asked for.
-fn holds(events: &[Event]) -> BTreeMap<&str, Vec<Hold>> {
+fn holds<'a>(events: &'a [Event], rewinds: &[u64]) -> BTreeMap<&'a str, Vec<Hold>> {
     let mut begun: BTreeMap<OpId, (&Call, u64)> = BTreeMap::new();
     let mut deeds: BTreeMap<(&str, &str), Vec<Deed<'_>>> = BTreeMap::new();
     let mut revocations: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
@@ -173,7 +189,7 @@ fn holds(events: &[Event]) -> BTreeMap<&str, Vec<Hold>> {
     for ((key, _), deeds) in &deeds {
         let revocations = revocations.get(key).unwrap_or(&none);
         let tokens: BTreeSet<u64> = deeds.iter().filter_map(granted).collect();
-        holds.entry(key).or_default().extend(tokens.into_iter().map(|token| hold(token, deeds, revocations)));
+        holds.entry(key).or_default().extend(tokens.into_iter().map(|token| hold(token, deeds, revocations, rewinds)));
     }
     for of_key in holds.values_mut() {
         of_key.sort_by_key(Hold::asked_ns);
@@ -188,7 +204,7 @@ fn granted(deed: &Deed<'_>) -> Option<u64> {
     }
 }
 
-fn hold(token: u64, deeds: &[Deed<'_>], revocations: &[(u64, u64)]) -> Hold {
+fn hold(token: u64, deeds: &[Deed<'_>], revocations: &[(u64, u64)], rewinds: &[u64]) -> Hold {
     let grants = || deeds.iter().filter(|deed| granted(deed) == Some(token));
     let told_ns = grants().map(|deed| deed.done_ns).min().unwrap_or(NEVER);
     let may_be_it = |deed: &&Deed<'_>| {
@@ -208,13 +224,15 @@ fn hold(token: u64, deeds: &[Deed<'_>], revocations: &[(u64, u64)]) -> Hold {
     let released = of(Verb::Release).filter(|deed| *deed.outcome != Phase::Refused).map(|deed| deed.sent_ns);
     let revoked = revocations.iter().filter(|(_, done_ns)| *done_ns > asked_ns).map(|(sent_ns, _)| *sent_ns);
     let ends_ns = released.chain(revoked).fold(promised_ns, u64::min).max(asked_ns);
+    let is_known = |deed: &&Deed<'_>| !rewinds.iter().any(|at_ns| asked_ns <= *at_ns && *at_ns <= deed.done_ns);
+    let held = renewed.clone().filter(is_known);
     let gone = of(Verb::Renew).filter(|deed| *deed.outcome == Phase::Refused && deed.sent_ns >= told_ns);
     let call = grants().next().map(|deed| deed.call);
     let shared = call.is_some_and(|call| call.mode == Mode::Shared);
     let limit = call.and_then(|call| call.limit).map_or(usize::MAX, |limit| limit as usize);
     let at = |from_ns, until_ns, step| Operation { from_ns, until_ns, step };
     let mut operations = vec![at(asked_ns, told_ns, Step::Grant { token, shared, limit })];
-    operations.extend(renewed.map(|deed| at(deed.sent_ns, deed.done_ns, Step::Held { token })));
+    operations.extend(held.map(|deed| at(deed.sent_ns, deed.done_ns, Step::Held { token })));
     operations.extend(gone.map(|deed| at(deed.sent_ns, deed.done_ns, Step::Gone { token })));
     operations.push(at(ends_ns, NEVER, Step::End { token }));
     Hold(operations)
@@ -245,6 +263,7 @@ fn explore(operations: &[Operation], left: u64, lock: &Lock, tried: &mut HashSet
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::Outage;
 
     /// A history written by hand, in milliseconds.
     #[derive(Default)]
@@ -263,7 +282,7 @@ mod tests {
         }
 
         fn has_order(&self) -> bool {
-            search(&self.0, &[]).impossible.is_empty()
+            search(&self.0, &Entries::default()).impossible.is_empty()
         }
     }
 
@@ -320,6 +339,23 @@ mod tests {
         assert!(!script.has_order());
         script.op(15, Call::new(Verb::Revoke, "k", ""), 16, Phase::Ok { token: None });
         assert!(script.has_order());
+    }
+
+    #[test]
+    fn hold_that_comes_back_has_an_order_only_if_its_end_was_forgotten() {
+        let mut script = Script::default();
+        script.granted(0, call(Verb::Acquire, "a"), 1, 10);
+        script.op(5, Call::new(Verb::Revoke, "k", ""), 6, Phase::Ok { token: None });
+        script.granted(10, call(Verb::Acquire, "b").lease_ms(5), 11, 11);
+        script.op(31, call(Verb::Renew, "a").token(10), 32, Phase::Ok { token: None });
+        script.granted(40, call(Verb::Acquire, "c"), 150, 12);
+        assert!(!script.has_order());
+        // The primary dies before its replica hears of the end and of the second grant.
+        let promotion = |at_ms| Outage { kind: Kind::KillPrimaryAndPromote, from_ns: at_ms * NS_PER_MS, node: 1 };
+        let has_order = |outages| search(&script.0, &Entries { outages, ..Entries::default() }).impossible.is_empty();
+        assert!(has_order(vec![promotion(20)]));
+        assert!(!has_order(vec![promotion(33)]));
+        assert!(!has_order(vec![Outage { kind: Kind::Failover, ..promotion(20) }]));
     }
 
     #[test]
