@@ -67,7 +67,7 @@ pub struct Builder {
     #[cfg(feature = "tls")]
     certificates: Certificates,
     #[cfg(feature = "testing")]
-    server: Option<crate::testing::Server>,
+    process: Option<crate::testing::Process>,
 }
 
 impl fmt::Debug for Builder {
@@ -104,13 +104,13 @@ impl Builder {
             #[cfg(feature = "tls")]
             certificates: Certificates::default(),
             #[cfg(feature = "testing")]
-            server: None,
+            process: None,
         }
     }
 
     #[cfg(feature = "testing")]
-    pub(crate) fn in_memory(server: crate::testing::Server) -> Self {
-        Self { server: Some(server), ..Self::new("valkey://in-memory") }
+    pub(crate) fn in_memory(process: crate::testing::Process) -> Self {
+        Self { process: Some(process), ..Self::new("valkey://in-memory") }
     }
 
     /// The lease of locks that do not say theirs.
@@ -278,8 +278,8 @@ impl Builder {
 
     fn dialer(&self) -> Result<Dialer, ConnectError> {
         #[cfg(feature = "testing")]
-        if let Some(server) = &self.server {
-            return Ok(Dialer::InMemory(server.clone(), self.client(&self.url)?));
+        if let Some(process) = &self.process {
+            return Ok(Dialer::InMemory(process.clone(), self.client(&self.url)?));
         }
         if !SentinelUrl::is_one(&self.url) {
             return Ok(Dialer::Network(self.client(&self.url)?));
@@ -317,12 +317,12 @@ impl Builder {
         Client::open(info).map_err(wrong)
     }
 
-    /// Starts the client: on a thread of its own, on the runtime it is told, or beside the server in memory that it is for.
+    /// Starts the client: on a thread of its own, on the runtime it is told, or in the process in memory that it is for.
     fn launch(&self, way: Way) -> Result<Flock, ConnectError> {
         #[cfg(feature = "testing")]
-        if let Some(server) = &self.server {
-            let ground =
-                Ground { id: server.next_client(), clock: server.clock(), way, runtime: server.runtime().clone() };
+        if let Some(process) = &self.process {
+            let (clock, runtime) = (process.clock.clone(), process.runtime.clone());
+            let ground = Ground { id: process.next_client(), clock, way, runtime };
             return Ok(self.launch_on(ground));
         }
         let ground = |runtime: &Handle| Ground {

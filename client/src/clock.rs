@@ -26,6 +26,7 @@ pub(crate) enum Clock {
     Runtime {
         runtime: tokio::runtime::Handle,
         start: tokio::time::Instant,
+        faster_ppm: i32,
     },
     #[cfg(test)]
     Set(std::sync::Arc<std::sync::atomic::AtomicU64>),
@@ -35,7 +36,17 @@ impl Clock {
     /// The clock of the current runtime; panics outside one.
     #[cfg(feature = "testing")]
     pub(crate) fn of_runtime() -> Self {
-        Self::Runtime { runtime: tokio::runtime::Handle::current(), start: tokio::time::Instant::now() }
+        let (runtime, start) = (tokio::runtime::Handle::current(), tokio::time::Instant::now());
+        Self::Runtime { runtime, start, faster_ppm: 0 }
+    }
+
+    /// The same clock, but it runs faster by so many millionths.
+    #[cfg(feature = "testing")]
+    pub(crate) fn at_rate(mut self, ppm: i32) -> Self {
+        if let Self::Runtime { faster_ppm, .. } = &mut self {
+            *faster_ppm = ppm;
+        }
+        self
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -47,10 +58,11 @@ impl Clock {
                 Time::from_us(seconds * 1_000_000 + nanos / 1000)
             }
             #[cfg(feature = "testing")]
-            Self::Runtime { runtime, start } => {
+            Self::Runtime { runtime, start, faster_ppm } => {
                 let _on_any_thread = runtime.enter();
-                let us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-                Time::from_us(us.saturating_add(RUNTIME_STARTS_US))
+                let us = i128::try_from(start.elapsed().as_micros()).unwrap_or(i128::MAX);
+                let us = us.saturating_add(us.saturating_mul((*faster_ppm).into()) / 1_000_000);
+                Time::from_us(u64::try_from(us).unwrap_or(0).saturating_add(RUNTIME_STARTS_US))
             }
             #[cfg(test)]
             Self::Set(us) => Time::from_us(us.load(std::sync::atomic::Ordering::Relaxed)),

@@ -17,7 +17,7 @@ pub(crate) enum Dialer {
     /// One node of a cluster.
     Node(Arc<SlotMap>, Address),
     #[cfg(feature = "testing")]
-    InMemory(crate::testing::Server, Client),
+    InMemory(crate::testing::Process, Client),
 }
 
 /// Where a connection leads.
@@ -45,9 +45,9 @@ impl Dialer {
             }
             Self::Node(map, address) => Ok((map.open(address, config).await?, Place::Only)),
             #[cfg(feature = "testing")]
-            Self::InMemory(server, client) => {
+            Self::InMemory(process, client) => {
                 let settings = client.get_connection_info().redis_settings();
-                let opening = MultiplexedConnection::new_with_config(settings, server.open()?, config);
+                let opening = MultiplexedConnection::new_with_config(settings, process.open()?, config);
                 let (connection, driver) = opening.await?;
                 tokio::spawn(driver);
                 Ok((connection, Place::Only))

@@ -36,18 +36,28 @@
 //!
 //! # What is not here
 //!
-//! One server: no failovers, no persistence, no statistics, and no replica that could acknowledge a grant. Nobody is asked for a
-//! password. The commands are those that this crate sends; other clients, BLOCK, MULTI and scripts need a real server.
+//! No persistence, no statistics, and no replica that could acknowledge a grant. A replica is told of changes by the test, and promoted by
+//! it ([`Server::replicated`]). Nobody is asked for a password. The commands are those that this crate sends; other clients, BLOCK, MULTI and
+//! scripts need a real server.
 
 mod inspect;
 mod node;
+mod process;
+mod replication;
 mod resp;
+
+pub use process::Process;
+pub use replication::Replicated;
 
 use std::fmt;
 use std::future::pending;
 use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
+use flock_core::token::WallClock;
 use flock_core::{Time, Token};
 use tokio::io::{AsyncWriteExt, BufReader, DuplexStream, duplex, split};
 use tokio::runtime::Handle;
@@ -71,6 +81,7 @@ struct Shared {
     node: Mutex<Node>,
     clock: Clock,
     runtime: Handle,
+    clients_ever: Arc<AtomicU64>,
     /// Something may be due earlier than it was.
     earlier: Arc<Notify>,
 }
@@ -101,10 +112,26 @@ impl Server {
     #[must_use]
     pub fn new() -> Self {
         let clock = Clock::of_runtime();
+        let node = Node::new(clock.now());
+        Self::with_node(node, clock)
+    }
+
+    /// A server with no locks that decides nothing: it applies what it is told, and refuses requests, until it is promoted. See
+    /// [`Server::replicated`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn replica() -> Self {
+        Self::with_node(Node::replica(), Clock::of_runtime())
+    }
+
+    fn with_node(node: Node, clock: Clock) -> Self {
         let shared = Arc::new(Shared {
-            node: Mutex::new(Node::new(clock.now())),
+            node: Mutex::new(node),
             clock,
             runtime: Handle::current(),
+            clients_ever: Arc::default(),
             earlier: Arc::default(),
         });
         shared.runtime.spawn(keep_time(Arc::downgrade(&shared), Arc::clone(&shared.earlier)));
@@ -122,7 +149,14 @@ impl Server {
 
     /// A client with settings of its own. It runs on this server's runtime, not on a thread of its own.
     pub fn builder(&self) -> Builder {
-        Builder::in_memory(self.clone())
+        let server = self.clone();
+        Process::over(
+            Arc::clone(&self.shared.clients_ever),
+            self.shared.clock.clone(),
+            self.shared.runtime.clone(),
+            Arc::new(move || server.open()),
+        )
+        .builder()
     }
 
     /// From now on the server cannot be reached: every connection ends, and new ones are refused. Leases run on.
@@ -166,27 +200,64 @@ impl Server {
         self.with(|node, _| node.connections())
     }
 
-    pub(crate) fn clock(&self) -> Clock {
-        self.shared.clock.clone()
+    /// How long the hold with this token lasts from now on, as this server sees it, if there is one.
+    #[must_use]
+    pub fn lease_left(&self, key: impl AsRef<[u8]>, token: Token) -> Option<Duration> {
+        let deadline = self.with(|node, _| node.deadline(key.as_ref(), token));
+        deadline.map(|deadline| self.shared.clock.until(deadline))
     }
 
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.shared.runtime
+    /// A copy of all that is durable, and from then on all that changes. Nothing arrives by itself: whoever plays the network brings it to
+    /// [`Server::apply`] of a replica, in order and as late as it pleases. What has not been brought when that is promoted is lost, as with
+    /// real servers.
+    #[must_use]
+    pub fn replicated(&self) -> mpsc::UnboundedReceiver<Replicated> {
+        let (follower, changes) = mpsc::unbounded_channel();
+        self.with(|node, _| node.followed_by(follower));
+        changes
     }
 
-    /// The name of the next client: not random, so that a test that fails does so again.
-    pub(crate) fn next_client(&self) -> uuid::Uuid {
-        self.with(|node, _| node.next_client())
+    /// Applies what the primary has replicated.
+    ///
+    /// # Panics
+    /// If it cannot be read, which is a bug of this crate.
+    pub fn apply(&self, replicated: &Replicated) {
+        self.with(|node, now| node.apply(now, replicated)).expect("what a server replicates can be read");
+    }
+
+    /// This replica decides from now on. Its wall clock says so many microseconds since 1970. Answers the number above which all its tokens
+    /// will be.
+    pub fn promote(&self, wall_clock_us: u64) -> u64 {
+        self.with(|node, now| node.promote(now, WallClock::from_unix_us(wall_clock_us)))
+    }
+
+    /// This primary decides no more: all waits end, and requests are refused. Its connections stay.
+    pub fn demote(&self) {
+        self.with(|node, _| node.demote());
     }
 
     /// Opens a connection.
-    pub(crate) fn open(&self) -> io::Result<DuplexStream> {
+    fn open(&self) -> io::Result<DuplexStream> {
         let (theirs, ours) = duplex(PIPE_BYTES);
-        let (out, replies) = mpsc::unbounded_channel();
-        let id = self.with(|node, _| node.reachable.then(|| node.connected(out)));
-        let id = id.ok_or(io::ErrorKind::ConnectionRefused)?;
-        self.shared.runtime.spawn(serve(self.clone(), id, ours, replies));
+        self.take_in(ours, None)?;
         Ok(theirs)
+    }
+
+    /// Serves a connection from this address, whose other end is a client's. It ends when either end is dropped. No two connections come
+    /// from one address: by that and its number, a client ends the one that it had before.
+    ///
+    /// # Errors
+    /// If this server is stopped.
+    pub fn accept(&self, stream: DuplexStream, from: SocketAddr) -> io::Result<()> {
+        self.take_in(stream, Some(from))
+    }
+
+    fn take_in(&self, stream: DuplexStream, from: Option<SocketAddr>) -> io::Result<()> {
+        let (out, replies) = mpsc::unbounded_channel();
+        let id = self.with(|node, _| node.reachable.then(|| node.connected(out, from)));
+        let id = id.ok_or(io::ErrorKind::ConnectionRefused)?;
+        self.shared.runtime.spawn(serve(self.clone(), id, stream, replies));
+        Ok(())
     }
 
     /// Does something to the server at this moment, and before and after it what is due.

@@ -5,8 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU64;
 
 use flock_core::effect::KeyAction;
+use flock_core::lock::{Change, Start};
 use flock_core::table::Caller;
 use flock_core::token::WallClock;
+use flock_core::wire;
 use flock_core::wire::command::{Check, Command, Info, List};
 use flock_core::wire::error::{ErrorCode, WireError};
 use flock_core::wire::message::OwnerMessage;
@@ -15,9 +17,9 @@ use flock_core::{
     Table, Time, Token, Wait,
 };
 use tokio::sync::mpsc::UnboundedSender;
-use uuid::Uuid;
 
 use super::inspect;
+use super::replication::Replicated;
 use super::resp::{Reply, Request};
 
 /// The first moment of the server's tokens, in microseconds since 1970: the same in every test.
@@ -30,8 +32,12 @@ pub(super) struct Node {
     keys: Keys,
     connections: Connections,
     connections_ever: u64,
-    clients_ever: u64,
+    /// Where what is replicated goes, if anybody follows.
+    followers: Vec<UnboundedSender<Replicated>>,
 }
+
+/// The commands that a replica refuses.
+const DECIDING: [&str; 5] = [Acquire::NAME, Release::NAME, Renew::NAME, Check::NAME, Revoke::NAME];
 
 /// The keyspace: a key exists if and only if its lock is held.
 type Keys = BTreeMap<(u16, Box<[u8]>), LockId>;
@@ -40,6 +46,7 @@ type Connections = BTreeMap<u64, Connection>;
 struct Connection {
     /// To its writer. Letting go of it closes the connection.
     out: UnboundedSender<Vec<u8>>,
+    from: SocketAddr,
     db: u16,
     channels: BTreeSet<Vec<u8>>,
 }
@@ -61,27 +68,76 @@ impl Audience for Listeners<'_> {
 }
 
 impl Node {
+    /// A primary.
     pub(super) fn new(now: Time) -> Self {
-        let mut table = Table::new(Limits::DEFAULT);
-        let _mark = table.promoted(now, wall_clock(), Millis(0)); // no replica wants to hear it
+        let mut primary = Self::replica();
+        primary.promote(now, wall_clock());
+        primary
+    }
+
+    /// One that follows.
+    pub(super) fn replica() -> Self {
         Self {
             reachable: true,
-            table,
+            table: Table::new(Limits::DEFAULT),
             keys: Keys::new(),
             connections: Connections::new(),
             connections_ever: 0,
-            clients_ever: 0,
+            followers: Vec::new(),
         }
     }
 
-    pub(super) fn next_client(&mut self) -> Uuid {
-        self.clients_ever += 1;
-        Uuid::from_u64_pair(self.clients_ever, 0)
+    /// Whether it decides; else it follows.
+    fn is_primary(&self) -> bool {
+        self.table.counter().is_seeded()
     }
 
-    pub(super) fn connected(&mut self, out: UnboundedSender<Vec<u8>>) -> u64 {
+    /// Answers the number above which its tokens will be.
+    pub(super) fn promote(&mut self, now: Time, wall: WallClock) -> u64 {
+        let mark = self.table.promoted(now, wall, Millis(0));
+        self.replicate(0, b"", &Change::Mark(mark));
+        self.table.counter().value()
+    }
+
+    pub(super) fn demote(&mut self) {
+        self.followers.clear();
+        let decision = self.table.demoted();
+        self.perform_effects(None, decision);
+    }
+
+    /// A copy of all that is durable, and from then on all that changes.
+    pub(super) fn followed_by(&mut self, follower: UnboundedSender<Replicated>) {
+        let mark = Replicated::new(0, b"", &Change::Mark(self.table.counter().mark()));
+        let held = self.table.places(0, self.table.places_end());
+        let grants = held.flat_map(|(_, _, name, lock)| {
+            lock.holds().map(|hold| Replicated::new(name.db(), name.key(), &Change::Grant(hold.to_grant())))
+        });
+        for change in std::iter::once(mark).chain(grants) {
+            let _ = follower.send(change); // it may be gone already
+        }
+        self.followers.push(follower);
+    }
+
+    /// Applies what its primary has replicated. Decides nothing.
+    pub(super) fn apply(&mut self, now: Time, replicated: &Replicated) -> Result<(), wire::Corrupt> {
+        match replicated.change()? {
+            Change::Mark(mark) => self.table.saw_mark(mark),
+            change => self
+                .decide(replicated.db, &replicated.key, |table, place, _| table.apply(place, &change, Start::Now(now))),
+        }
+        Ok(())
+    }
+
+    fn replicate(&mut self, db: u16, key: &[u8], change: &Change) {
+        let replicated = Replicated::new(db, key, change);
+        self.followers.retain(|follower| follower.send(replicated.clone()).is_ok());
+    }
+
+    /// A connection from this address, or from one that no other has.
+    pub(super) fn connected(&mut self, out: UnboundedSender<Vec<u8>>, from: Option<SocketAddr>) -> u64 {
         self.connections_ever += 1;
-        let connection = Connection { out, db: 0, channels: BTreeSet::new() };
+        let from = from.unwrap_or_else(|| address(self.connections_ever));
+        let connection = Connection { out, from, db: 0, channels: BTreeSet::new() };
         self.connections.insert(self.connections_ever, connection);
         self.connections_ever
     }
@@ -114,6 +170,12 @@ impl Node {
         lock.into_iter().flat_map(Lock::holds).map(|hold| hold.token).collect()
     }
 
+    /// Until when the hold with this token lasts, if there is one.
+    pub(super) fn deadline(&self, key: &[u8], token: Token) -> Option<Time> {
+        let hold = self.table.lock(self.lock_at(0, key)?)?.get(token)?;
+        Some(hold.deadline())
+    }
+
     pub(super) fn waiters(&self, key: &[u8]) -> usize {
         let queues = self.table.queues();
         let of_lock = self.lock_at(0, key).and_then(|lock| queues.of_lock(lock));
@@ -121,15 +183,15 @@ impl Node {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        self.table.next_deadline()
+        self.table.next_deadline().filter(|_| self.is_primary())
     }
 
-    /// Performs everything that is due.
+    /// Performs everything that is due; a replica waits to be told.
     pub(super) fn perform_due(&mut self, now: Time) {
-        loop {
+        while self.is_primary() {
             match self.table.advance(now) {
                 Due::Nothing => return,
-                Due::Done(decision) => self.perform_effects(decision),
+                Due::Done(decision) => self.perform_effects(None, decision),
                 Due::Look(name, expected) => self.decide(name.db(), name.key(), |table, place, listeners| {
                     table.look(now, place, expected, listeners)
                 }),
@@ -152,11 +214,15 @@ impl Node {
     }
 
     fn answer(&mut self, now: Time, id: u64, name: &str, args: &[&[u8]]) -> Result<Reply, WireError> {
+        let is_primary = self.is_primary();
         let Some(connection) = self.connections.get_mut(&id) else {
             return Ok(Reply::Nil); // it was cut meanwhile: nobody reads this
         };
         let db = connection.db;
         let client = NonZeroU64::new(id);
+        if DECIDING.contains(&name) && !is_primary {
+            return Err(WireError::READ_ONLY);
+        }
         match name {
             Acquire::NAME => self.acquire(now, db, client, &parse(args)?),
             Release::NAME => {
@@ -245,9 +311,13 @@ impl Node {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words.as_slice() {
             ["SETINFO" | "SETNAME", ..] => Ok(Reply::Word("OK")),
-            ["INFO"] => Ok(Reply::Bulk(format!("id={id} addr={} sub=0", address(id)).into_bytes())),
+            ["INFO"] => {
+                let from = self.connections.get(&id).map_or_else(|| address(id), |connection| connection.from);
+                Ok(Reply::Bulk(format!("id={id} addr={from} sub=0").into_bytes()))
+            }
             ["KILL", "ID", other, "ADDR", its_address] => {
-                let other = other.parse().ok().filter(|other| address(*other).to_string() == *its_address);
+                let is_it = |connection: &Connection| connection.from.to_string() == *its_address;
+                let other = other.parse().ok().filter(|other| self.connections.get(other).is_some_and(is_it));
                 Ok(Reply::Integer(other.is_some_and(|other| self.cut(other)).into()))
             }
             _ => Err(unknown("CLIENT with these arguments")),
@@ -274,19 +344,25 @@ impl Node {
             }
             (KeyAction::Bind, None) | (KeyAction::Keep, _) => {}
         }
-        self.perform_effects(decision)
+        self.perform_effects(Some((db, key)), decision)
     }
 
-    /// Speaks to the owners. What else there is to do is for replicas, blocked connections and notifications: there are none.
-    fn perform_effects<T>(&mut self, decision: Decision<T>) -> T {
+    /// Replicates, and speaks to the owners. What else there is to do is for blocked connections and notifications: there are none.
+    fn perform_effects<T>(&mut self, place: Option<(u16, &[u8])>, decision: Decision<T>) -> T {
+        let (db, key) = place.unwrap_or_default();
         for effect in &decision.effects {
-            if let Effect::Tell { channel, name, owner, notice } = effect {
-                let mut message = Vec::new();
-                OwnerMessage { notice: *notice, key: name.key(), owner }.encode(&mut message);
-                let push = Reply::Push(vec![Reply::bulk("message"), Reply::bulk(&channel[..]), Reply::Bulk(message)]);
-                let listeners =
-                    self.connections.values().filter(|connection| connection.channels.contains(&channel[..]));
-                listeners.for_each(|connection| connection.send(&push));
+            match effect {
+                Effect::Change(change) => self.replicate(db, key, change),
+                Effect::Tell { channel, name, owner, notice } => {
+                    let mut message = Vec::new();
+                    OwnerMessage { notice: *notice, key: name.key(), owner }.encode(&mut message);
+                    let push =
+                        Reply::Push(vec![Reply::bulk("message"), Reply::bulk(&channel[..]), Reply::Bulk(message)]);
+                    let listeners =
+                        self.connections.values().filter(|connection| connection.channels.contains(&channel[..]));
+                    listeners.for_each(|connection| connection.send(&push));
+                }
+                Effect::Granted(_) | Effect::Finish { .. } | Effect::Announce { .. } => {}
             }
         }
         self.table.recycle(decision.effects);
