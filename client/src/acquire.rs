@@ -363,12 +363,13 @@ impl Attempt {
                 }
                 Ok(Step::Queued) => {
                     let again = self.engine.jitter.around(ASK_AGAIN);
-                    let (epochs, session) = (self.epochs, self.request.session.is_some());
+                    let epochs = self.epochs;
                     tokio::select! {
                         biased;
                         news = waiter.news() => news,
                         () = self.inbox.newer_than(epochs.messages) => continue, // a message may have been lost between
-                        () = self.engine.nodes.commands_newer_than(epochs.commands), if session => continue, // it has died with the last
+                        // With a session it has died with the last connection; and the server that is there now may be another.
+                        () = self.engine.nodes.commands_newer_than(epochs.commands) => continue,
                         () = sleep(again) => continue,
                     }
                 }

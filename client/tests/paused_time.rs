@@ -1,10 +1,12 @@
 //! The client against a server in memory, in time that passes at once: what takes an hour or happens in one microsecond is exact here.
 
 use std::future::IntoFuture;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use flock_client::testing::Server;
+use flock_client::testing::{Process, Server};
 use flock_client::{AcquireError, Event, Guard, HoldError, LossReason, Released, RunError};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, advance, sleep, timeout};
 
 /// The runtime's timers tick in milliseconds; a wait ends in the tick after its end.
@@ -211,6 +213,44 @@ async fn session_ends_when_its_connection_does_not_return() {
     assert!(stopped.elapsed() < secs(5), "{:?}", stopped.elapsed());
     sleep(secs(5)).await;
     assert!(server.holders("k").is_empty());
+}
+
+/// Behind one address a server takes the place of another. The connection for messages goes there first: what the old server says at its
+/// end, that it serves nobody any more, is not heard.
+#[tokio::test(start_paused = true)]
+async fn waiter_whose_server_was_replaced_asks_the_new_one() {
+    let (old, new) = (Server::new(), Server::new());
+    let behind_the_address = Arc::new(Mutex::new(old.clone()));
+    let dialled = Arc::new(Mutex::new(Vec::new()));
+    let process = {
+        let (behind_the_address, dialled) = (Arc::clone(&behind_the_address), Arc::clone(&dialled));
+        Process::new(1, move || {
+            let (theirs, mut client_end) = tokio::io::duplex(4096);
+            let (mut server_end, ours) = tokio::io::duplex(4096);
+            let port = 40_000 + u16::try_from(dialled.lock().unwrap().len()).unwrap();
+            behind_the_address.lock().unwrap().accept(ours, ([127, 0, 0, 1], port).into())?;
+            let carrying =
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client_end, &mut server_end).await });
+            dialled.lock().unwrap().push(carrying.abort_handle());
+            Ok(theirs)
+        })
+    };
+    let flock = process.builder().connect().await.unwrap();
+    let _holder = old.client().await.lock("k").await.unwrap();
+    let waiter = tokio::spawn(flock.lock("k").into_future());
+    while old.waiters("k") == 0 {
+        sleep(ms(1)).await;
+    }
+    *behind_the_address.lock().unwrap() = new.clone();
+    let messages: AbortHandle = dialled.lock().unwrap()[1].clone();
+    messages.abort();
+    sleep(secs(2)).await;
+    assert_eq!(new.connections(), 1);
+    old.demote();
+    old.stop();
+    let begun = Instant::now();
+    let guard = waiter.await.unwrap().unwrap();
+    assert!(new.holders("k").contains(&guard.token()) && begun.elapsed() < secs(2), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
