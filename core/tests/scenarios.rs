@@ -88,6 +88,7 @@ scenarios! {
     undelivered_grant_goes_on
     undelivered_grant_is_not_put_back
     undelivered_grant_moved_with_its_database
+    undelivered_grant_that_is_away_is_not_told
     wait_times_out
     writer_not_starved
     writer_times_out_and_readers_go_on

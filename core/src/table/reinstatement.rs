@@ -9,7 +9,7 @@
 use super::due::Pending;
 use super::session::ClientId;
 use super::{LockId, Place, Step, Table};
-use crate::effect::Effect;
+use crate::effect::{Effect, Notice};
 use crate::lock::{Change, Grant, Lock, Start};
 use crate::name::Name;
 use crate::time::Time;
@@ -73,6 +73,9 @@ impl Table {
             return false;
         };
         removed.holds.retain(|hold| !is_it(hold));
+        // Nobody knows of it, so nobody hears that it is lost, should the others not come back either.
+        let tells_of_it = |effect: &Effect| matches!(effect, Effect::Tell { notice: Notice::Lost { token: lost, .. }, .. } if *lost == token);
+        removed.lost.retain(|effect| !tells_of_it(effect));
         self.to_put_back.retain(|_, removed| !removed.holds.is_empty());
         self.stats.put_back -= 1;
         self.stats.undelivered += 1;
