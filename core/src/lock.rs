@@ -557,10 +557,85 @@ impl Lock {
 mod tests {
     use super::*;
 
+    const LEASE: Millis = Millis(1000);
+    const NOW: Start = Start::Now(Time::ZERO);
+
+    fn token(number: u64) -> Token {
+        Token::new(number).expect("a token")
+    }
+
+    fn grant(number: u64, owner: &[u8], mode: Mode, terms: Terms) -> Change {
+        let terms = Some(Box::new(terms));
+        Change::Grant(Grant {
+            owner: Owner::new(owner),
+            mode,
+            token: token(number),
+            lease: LEASE,
+            deadline: None,
+            terms,
+        })
+    }
+
     #[test]
     fn a_lock_with_one_holder_is_small() {
         // Memory follows held locks: these two sizes are most of it.
         assert_eq!(size_of::<Hold>(), 72);
         assert_eq!(size_of::<Lock>(), 72);
+    }
+
+    #[test]
+    fn what_a_hold_allocates_is_its_long_owner_and_what_it_asked_for() {
+        let mut lock = Lock::default();
+        assert_eq!((lock.heap_bytes(), lock.is_empty()), (0, true));
+        // Terms that say nothing are not kept.
+        lock.apply(&grant(1, b"short", Mode::Exclusive, Terms::default()), NOW);
+        assert_eq!((lock.heap_bytes(), lock.is_empty()), (0, false));
+        let mut lock = Lock::default();
+        lock.apply(&grant(1, &[b'o'; 200], Mode::Exclusive, Terms::default()), NOW);
+        assert_eq!(lock.heap_bytes(), 200);
+        let terms = Terms {
+            channel: Bytes::new(&[b'c'; 100]),
+            label: Bytes::new(&[b'l'; 60]),
+            ids: [Id::new(b"short"), Id::new(&[b'i'; 90])].into(),
+            ..Terms::default()
+        };
+        lock.apply(&grant(1, &[b'o'; 200], Mode::Exclusive, terms), NOW);
+        assert_eq!(lock.heap_bytes(), 200 + size_of::<Terms>() + 100 + 60 + 2 * size_of::<Id>() + 90);
+    }
+
+    #[test]
+    fn end_of_another_hold_ends_nothing() {
+        let mut lock = Lock::default();
+        lock.apply(&grant(1, b"a", Mode::Shared, Terms::default()), NOW);
+        lock.apply(&Change::End { token: Some(token(2)) }, NOW);
+        assert!(lock.get(token(1)).is_some());
+        lock.apply(&grant(2, b"b", Mode::Shared, Terms::default()), NOW);
+        lock.apply(&Change::End { token: Some(token(3)) }, NOW);
+        assert_eq!(lock.len(), 2);
+    }
+
+    #[test]
+    fn confirmed_claim_leaves_nothing_behind() {
+        let mut lock = Lock::default();
+        let claim = Terms { claim: Some(Millis(100)), ..Terms::default() };
+        lock.apply(&grant(1, b"a", Mode::Exclusive, claim), NOW);
+        assert_eq!(lock.heap_bytes(), size_of::<Terms>());
+        lock.apply(&Change::Renew { token: token(1), lease: LEASE, deadline: None }, NOW);
+        assert_eq!(lock.heap_bytes(), 0);
+    }
+
+    #[test]
+    fn each_of_several_holds_pays_for_its_entries_and_itself() {
+        let mut lock = Lock::default();
+        let shared = |number, owner: &[u8]| grant(number, owner, Mode::Shared, Terms::default());
+        lock.apply(&shared(1, &[b'o'; 200]), NOW);
+        lock.apply(&shared(2, b"b"), NOW);
+        let two = lock.heap_bytes();
+        lock.apply(&shared(3, &[b'o'; 150]), NOW);
+        let three = lock.heap_bytes();
+        // Three tree entries and the trees' slack: a token and the hold, the owner and a token, a deadline and a token.
+        let entries = size_of::<(Token, Hold)>() + size_of::<(Owner, Token)>() + size_of::<(Time, Token)>();
+        assert_eq!(three - two, entries + entries / 3 + 150);
+        assert_eq!(two, size_of::<Many>() + 2 * (entries + entries / 3) + 200);
     }
 }

@@ -112,4 +112,10 @@ mod tests {
         assert_eq!(tenure.deadline(), Time::from_us(1_234_567));
         assert_eq!(tenure.granted(), Time::from_us(1_234_000));
     }
+
+    #[test]
+    fn a_beginning_too_late_to_be_kept_is_still_a_beginning() {
+        let tenure = Tenure::new(Time::NEVER, Time::LAST, Millis(7), Mode::Exclusive);
+        assert!(tenure.granted() < Time::NEVER);
+    }
 }

@@ -1,0 +1,221 @@
+//! What the shell asks of the table apart from decisions: how much memory it takes, when it must be woken, whether connections matter,
+//! which bounds hold. And that what it gives back is used again.
+
+use std::num::NonZeroU64;
+
+use flock_core::deadlines::Deadlines;
+use flock_core::lock::Start;
+use flock_core::request::ReleaseScope;
+use flock_core::table::Caller;
+use flock_core::token::WallClock;
+use flock_core::{
+    Acquire, Acquired, Change, Deaf, Effects, Grant, Limits, LockId, Millis, Mode, Owner, Place, Refusal, Release,
+    Revoke, Table, Time, Token, Wait,
+};
+
+const LEASE: Millis = Millis(1000);
+/// What a lock takes in the table, and its deadline: as the tests beside the code have it.
+const LOCK_BYTES: usize = 96 + 12;
+
+fn started() -> Table {
+    let mut table = Table::new(Limits::DEFAULT);
+    let _mark = table.promoted(Time::ZERO, WallClock::from_unix_us(0), Millis(0));
+    table
+}
+
+fn at(ms: u64) -> Time {
+    Time::from_us(ms * 1000)
+}
+
+fn place(key: &[u8], lock: Option<LockId>) -> Place<'_> {
+    Place { db: 0, key, lock }
+}
+
+fn grant(table: &mut Table, request: &Acquire<'_>, caller: Caller) -> (LockId, Effects) {
+    let decision = table.acquire(Time::ZERO, place(request.key, None), request, caller, &mut Deaf);
+    assert!(matches!(decision.answer, Ok(Acquired::Granted(_))), "{:?}", decision.answer);
+    (decision.lock.expect("what is granted is there"), decision.effects)
+}
+
+fn granted(table: &mut Table, key: &[u8], owner: &[u8]) -> LockId {
+    let (lock, effects) = grant(table, &Acquire::new(key, owner, LEASE), Caller::default());
+    table.recycle(effects);
+    lock
+}
+
+fn release(table: &mut Table, key: &[u8], owner: &[u8], lock: LockId) {
+    let request = Release { key, owner, token: None, scope: ReleaseScope::Plain };
+    let decision = table.release(at(1), place(key, Some(lock)), &request, &mut Deaf);
+    assert_eq!(decision.answer, Ok(true));
+    table.freed(lock);
+    table.recycle(decision.effects);
+}
+
+#[test]
+fn lock_takes_its_place_its_long_name_and_its_long_owner() {
+    let mut table = started();
+    let short = granted(&mut table, b"k", b"o");
+    let long = granted(&mut table, &[b'k'; 100], &[b'o'; 200]);
+    assert_eq!(table.memory_of(short), LOCK_BYTES);
+    assert_eq!(table.memory_of(long), LOCK_BYTES + 100 + 200);
+    release(&mut table, b"k", b"o", short);
+    assert_eq!(table.memory_of(short), 0);
+}
+
+#[test]
+fn memory_of_the_table_follows_what_is_held() {
+    let mut table = started();
+    let empty = table.heap_bytes();
+    let keys: Vec<_> = (0..10_000_u32).map(u32::to_be_bytes).collect();
+    let locks: Vec<_> = keys.iter().map(|key| granted(&mut table, key, b"o")).collect();
+    let full = table.heap_bytes() - empty;
+    assert!(full > keys.len() * LOCK_BYTES && full < keys.len() * LOCK_BYTES * 11 / 10 + 65_536, "{full}");
+    for (key, lock) in keys.iter().zip(locks) {
+        release(&mut table, key, b"o", lock);
+    }
+    assert!(table.heap_bytes() < empty + 65_536, "{}", table.heap_bytes());
+}
+
+#[test]
+fn deadlines_of_locks_that_are_free_do_not_pile_up_while_one_is_held() {
+    let mut table = started();
+    granted(&mut table, b"kept", b"o");
+    let keys: Vec<_> = (0..10_000_u32).map(u32::to_be_bytes).collect();
+    let locks: Vec<_> = keys.iter().map(|key| granted(&mut table, key, b"o")).collect();
+    let full = table.heap_bytes();
+    for (key, lock) in keys.iter().zip(locks) {
+        release(&mut table, key, b"o", lock);
+    }
+    assert!(table.heap_bytes() + 60_000 < full, "{full} bytes, and {} when they are free", table.heap_bytes());
+}
+
+#[test]
+fn replica_forgets_the_deadline_of_a_lock_that_is_free() {
+    let mut replica = Table::new(Limits::DEFAULT);
+    let token = Token::MIN;
+    let (owner, deadline, terms) = (Owner::new(b"o"), None, None);
+    let grant = Change::Grant(Grant { owner, mode: Mode::Exclusive, token, lease: LEASE, deadline, terms });
+    let lock = replica.apply(place(b"k", None), &grant, Start::Now(Time::ZERO)).lock;
+    assert!(replica.next_deadline().is_some());
+    let end = Change::End { token: Some(token) };
+    drop(replica.apply(place(b"k", lock), &end, Start::Now(at(1))));
+    assert_eq!(replica.next_deadline(), None);
+}
+
+#[test]
+fn each_kind_of_end_is_counted() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    release(&mut table, b"k", b"o", lock);
+    let lock = granted(&mut table, b"k", b"o");
+    drop(table.revoke(at(1), place(b"k", Some(lock)), &Revoke { key: b"k", owner: None }, &mut Deaf));
+    table.freed(lock);
+    let lock = granted(&mut table, b"k", b"o");
+    drop(table.look(at(2000), place(b"k", Some(lock)), None, &mut Deaf));
+    table.freed(lock);
+    let lock = granted(&mut table, b"k", b"o");
+    let token = table.lock(lock).and_then(|lock| lock.holds().next()).expect("it is held").token;
+    table.undelivered(lock, token);
+    drop(table.look(at(1), place(b"k", Some(lock)), None, &mut Deaf));
+    let stats = table.stats();
+    assert_eq!((stats.releases, stats.revoked, stats.expired, stats.undelivered), (1, 1, 1, 1));
+}
+
+#[test]
+fn next_deadline_is_the_earliest_of_leases_and_waits() {
+    let mut table = started();
+    assert_eq!(table.next_deadline(), None);
+    let lock = granted(&mut table, b"k", b"o");
+    // Within a step, in which deadlines are kept: 1.024 ms.
+    let lease_ends = table.next_deadline().expect("a lease");
+    assert!(lease_ends > at(998) && lease_ends < at(1002), "{lease_ends:?}");
+    let wait = Acquire { wait: Wait::Block(Some(Millis(300))), ..Acquire::new(b"k", b"p", LEASE) };
+    let caller = Caller { blocked: 7, client: None };
+    let queued = table.acquire(Time::ZERO, place(b"k", Some(lock)), &wait, caller, &mut Deaf);
+    assert!(matches!(queued.answer, Ok(Acquired::Queued { .. })), "{:?}", queued.answer);
+    let wait_ends = table.next_deadline().expect("a wait");
+    assert!(wait_ends > at(298) && wait_ends < at(302), "{wait_ends:?}");
+    // What is noted wants to be looked at now.
+    table.undelivered(lock, table.lock(lock).and_then(|lock| lock.holds().next()).expect("it is held").token);
+    assert_eq!(table.next_deadline(), Some(Time::ZERO));
+}
+
+#[test]
+fn request_that_is_repeated_has_waited_since_the_first() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let wait = Acquire { wait: Wait::Block(None), ..Acquire::new(b"k", b"p", LEASE) };
+    for (blocked, now) in [(7, at(1)), (8, at(100))] {
+        let caller = Caller { blocked, client: None };
+        drop(table.acquire(now, place(b"k", Some(lock)), &wait, caller, &mut Deaf));
+    }
+    let queue = table.queues().of_lock(lock).expect("somebody waits");
+    let waiters: Vec<_> = table.queues().iter(queue).map(|(_, waiter)| waiter.since).collect();
+    assert_eq!(waiters, [at(1)]);
+}
+
+#[test]
+fn connections_matter_only_where_a_hold_is_bound_to_one() {
+    let mut table = started();
+    granted(&mut table, b"k", b"o");
+    assert!(!table.has_sessions());
+    let bound = Acquire { session: Some(Millis(10)), ..Acquire::new(b"l", b"o", LEASE) };
+    let (lock, effects) = grant(&mut table, &bound, Caller { blocked: 0, client: NonZeroU64::new(5) });
+    table.recycle(effects);
+    assert!(table.has_sessions());
+    release(&mut table, b"l", b"o", lock);
+    assert!(!table.has_sessions());
+}
+
+#[test]
+fn new_limits_hold_from_then_on() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    table.set_limits(Limits { waiters_max: 0, ..Limits::DEFAULT });
+    assert_eq!(table.limits().waiters_max, 0);
+    let wait = Acquire { wait: Wait::Block(None), ..Acquire::new(b"k", b"p", LEASE) };
+    let refused = table.acquire(Time::ZERO, place(b"k", Some(lock)), &wait, Caller::default(), &mut Deaf);
+    assert!(matches!(refused.answer, Err(Refusal::QueueFull { .. })), "{:?}", refused.answer);
+}
+
+#[test]
+fn list_of_effects_that_was_given_back_is_used_again() {
+    let mut table = started();
+    let owners: Vec<_> = (0..40_u8).map(|number| [number]).collect();
+    let shared = |owner| Acquire { mode: Mode::Shared, ..Acquire::new(b"k", owner, LEASE) };
+    let lock = grant(&mut table, &shared(b"first"), Caller::default()).0;
+    for owner in &owners {
+        drop(table.acquire(Time::ZERO, place(b"k", Some(lock)), &shared(owner), Caller::default(), &mut Deaf));
+    }
+    let ended = table.revoke(at(1), place(b"k", Some(lock)), &Revoke { key: b"k", owner: None }, &mut Deaf);
+    assert_eq!(ended.answer, 41);
+    table.freed(lock);
+    let many = ended.effects.iter().len();
+    table.recycle(ended.effects);
+    let (_, effects) = grant(&mut table, &Acquire::new(b"l", b"o", LEASE), Caller::default());
+    assert!(!effects.is_empty() && effects.iter().len() < many);
+    let list = effects.into_vec();
+    assert!(list.capacity() >= many, "{} of {many}", list.capacity());
+    // Who only looks has nothing to perform.
+    let busy =
+        table.acquire(Time::ZERO, place(b"m", None), &Acquire::new(b"m", b"o", LEASE), Caller::default(), &mut Deaf);
+    let lock = busy.lock;
+    let again =
+        table.acquire(Time::ZERO, place(b"m", lock), &Acquire::new(b"m", b"p", LEASE), Caller::default(), &mut Deaf);
+    assert_eq!(again.answer, Ok(Acquired::Busy));
+    assert!(again.effects.is_empty());
+}
+
+#[test]
+fn heap_of_deadlines_gives_its_memory_back() {
+    let mut deadlines = Deadlines::default();
+    for number in 0..100_000 {
+        deadlines.set(number, at(u64::from(number)));
+    }
+    assert!(deadlines.heap_bytes() >= 100_000 * 12);
+    for number in 0..100_000 {
+        deadlines.remove(number);
+    }
+    deadlines.give_back();
+    assert!(deadlines.heap_bytes() < 65_536, "{}", deadlines.heap_bytes());
+}
