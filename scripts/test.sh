@@ -1,9 +1,9 @@
 #!/bin/sh
 # Builds the module and tests it against real servers. Each stage is timed.
 #
-#   scripts/test.sh quick    set-up, check, build, contract tests      (make test)
-#   scripts/test.sh long     set-up, build, contract tests, long tier  (make test-long)
-#   scripts/test.sh soak     the long tier, MINUTES times as many rounds (make soak)
+#   scripts/test.sh quick    set-up, check, simulated worlds, build, contract tests      (make test)
+#   scripts/test.sh long     set-up, simulated worlds, build, contract tests, long tier  (make test-long)
+#   scripts/test.sh soak     the long tier, MINUTES times as many rounds                 (make soak)
 #
 # The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, not in the quick tier, one that panics on request;
 # FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the
@@ -26,6 +26,8 @@ stage() { # name  command...
 stage "set-up" scripts/setup.sh
 . target/tools/env.sh
 [ "$tier" != quick ] || stage "check" make --no-print-directory check
+case $tier in quick) worlds=40 ;; long) worlds=2000 ;; soak) worlds=20000 ;; esac
+stage "$worlds simulated worlds" scripts/sim.sh "$worlds"
 stage "build" make --no-print-directory build
 
 export FLOCK_TEST_TIER="$tier"
