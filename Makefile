@@ -3,7 +3,7 @@
 #              PORT, SERVE and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long soak bench bench-check bench-peers planted-bugs fuzz asan deny clean
+.PHONY: help setup libclang build run check doc test test-long soak sim mutants bench bench-check bench-peers planted-bugs fuzz asan deny clean
 
 with_tools := . target/tools/env.sh &&
 
@@ -40,6 +40,12 @@ test-long: ## the contract tests again, in their long tier
 
 soak: ## the long tier with MINUTES times as many rounds (default 60)
 	@MINUTES="$${MINUTES:-60}" scripts/test.sh soak
+
+sim: ## simulated worlds, SEEDS of them (100) from the seed SEED (1): the client and the rules under faults, in one thread
+	@scripts/sim.sh "$(or $(SEEDS),100)" "$(or $(SEED),1)"
+
+mutants: ## change the core in one place at a time and see its tests fail; FILES of it, or all: hours
+	@scripts/mutants.sh $(FILES)
 
 bench: ## measure the core: time and allocations per operation
 	cargo bench -p flock-benches --bench core
