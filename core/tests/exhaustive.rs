@@ -752,10 +752,10 @@ impl State {
         let reason = if core::mem::take(&mut view.away) { LossReason::Removed } else { reason };
         for promise in view.promises.drain(..) {
             self.stale[promise.owner] = Some(promise.token);
-            self.judge.undelivered.retain(|token| *token != promise.token);
-            if promise.channel {
+            if promise.channel && !self.judge.undelivered.contains(&promise.token) {
                 self.judge.owed.push((promise.owner, promise.token, reason));
             }
+            self.judge.undelivered.retain(|token| *token != promise.token);
         }
     }
 

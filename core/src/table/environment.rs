@@ -26,11 +26,12 @@ impl Table {
             return;
         }
         if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
-            let lost: Vec<Effect> = held.holds().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
+            // Nobody knows of a grant that was not delivered: it is over, whoever took the key.
+            let known = || held.holds().filter(|hold| !self.undelivered.contains(&(lock, hold.token)));
+            let lost: Vec<Effect> = known().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
             if reason == LossReason::Removed {
-                // Nobody knows of a grant that was not delivered: it is over, whoever took the key.
-                let known = held.holds().filter(|hold| !self.undelivered.contains(&(lock, hold.token)));
-                let holds = known.map(|hold| (hold.to_grant(), self.sessions.client_of((lock, hold.token)))).collect();
+                let holds =
+                    known().map(|hold| (hold.to_grant(), self.sessions.client_of((lock, hold.token)))).collect();
                 self.just_removed = Some(JustRemoved { name, holds, lost });
             } else {
                 self.pending.extend(lost.into_iter().map(Pending::Say));

@@ -597,7 +597,9 @@ impl Server {
 
     /// Somebody else's doing: noted, and said when the server wakes.
     fn lose(&mut self, key: Key, why: &'static str) {
-        let lost = core::mem::take(&mut self.places[key].holds);
+        let mut lost = core::mem::take(&mut self.places[key].holds);
+        // Nobody knows of a grant that was not delivered.
+        lost.retain(|hold| !self.undelivered.contains(&hold.token));
         self.mourn(lost, why);
     }
 
