@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::error::{HoldError, LossReason};
 use crate::event::Event;
 use crate::hold::{Hold, Name};
-use crate::in_place::{ClientThread, Door, is_with_caller, leave_the_caller};
+use crate::in_place::{ClientThread, Door, Standing, is_with_caller, leave_the_caller};
 use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
 use crate::link::{Answer, CallError};
@@ -97,7 +97,7 @@ impl Turns {
         self.asking.acquire().await.ok()
     }
 
-    /// A turn to give one back. None are never closed.
+    /// A turn to give one back. Always one: the semaphores are never closed.
     async fn to_return(&self) -> Option<SemaphorePermit<'_>> {
         if is_with_caller() {
             if let Some(turn) = self.in_place() {
@@ -132,8 +132,7 @@ impl Engine {
     }
 
     /// Runs on the client's thread until `stop`; then gives back what is still to be given back.
-    pub(crate) async fn run(self: Arc<Self>, door: Door, mut stop: watch::Receiver<bool>) {
-        let _standing = self.thread.stand();
+    pub(crate) async fn run(self: Arc<Self>, door: Door, _standing: Standing, mut stop: watch::Receiver<bool>) {
         let mut tasks = JoinSet::new(); // they end with this
         match &self.nodes {
             Nodes::One { node, .. } => {

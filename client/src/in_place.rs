@@ -12,7 +12,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
 use std::pin::Pin;
-use std::sync::{PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
@@ -59,7 +59,7 @@ type Begun<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// The runtime of the client's thread, as long as that runs.
 pub(crate) struct ClientThread {
     runtime: Handle,
-    is_there: RwLock<bool>,
+    is_there: Arc<RwLock<bool>>,
     /// To those who have left their callers and wait to be let in.
     door: mpsc::UnboundedSender<Begun<()>>,
 }
@@ -73,12 +73,13 @@ impl fmt::Debug for ClientThread {
 /// Those who wait to be let in.
 pub(crate) type Door = mpsc::UnboundedReceiver<Begun<()>>;
 
-/// Says that the client's thread ends when this is dropped: before its runtime does, whose timers must not be touched after that.
-pub(crate) struct Standing<'a>(&'a ClientThread);
+/// Says that the client's thread ends when this is dropped: before its runtime does, whose timers must not be touched after that. It
+/// exists before the thread runs: a runtime that is shut down already drops what it is given unpolled.
+pub(crate) struct Standing(Arc<RwLock<bool>>);
 
-impl Drop for Standing<'_> {
+impl Drop for Standing {
     fn drop(&mut self) {
-        *self.0.is_there.write().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
@@ -92,9 +93,11 @@ enum IfDropped {
 }
 
 impl ClientThread {
-    pub(crate) fn new(runtime: Handle) -> (Self, Door) {
+    pub(crate) fn new(runtime: Handle) -> (Self, Door, Standing) {
         let (door, waiting) = mpsc::unbounded_channel();
-        (Self { runtime, is_there: RwLock::new(true), door }, waiting)
+        let is_there = Arc::new(RwLock::new(true));
+        let standing = Standing(Arc::clone(&is_there));
+        (Self { runtime, is_there, door }, waiting, standing)
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -108,11 +111,6 @@ impl ClientThread {
             // The channel makes way for other tasks now and then, by tokio's budget.
             tokio::spawn(work);
         }
-    }
-
-    /// To be held by the client's thread.
-    pub(crate) fn stand(&self) -> Standing<'_> {
-        Standing(self)
     }
 
     /// Runs `work`, here and then on the client's thread. If the caller stops waiting, it is dropped.

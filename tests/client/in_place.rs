@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use flock_client::{AcquireError, Flock, HolderState, Released};
+use flock_client::{AcquireError, ConnectError, Flock, HolderState, Released};
 use flock_tests::on_own_servers;
 use flock_tests::proxy::{Direction, Fault, Proxy};
 use flock_tests::server::{Builder, Server};
@@ -238,8 +238,9 @@ fn client_on_its_callers_runtime_does_the_same(builder: Builder) {
     // And no thread is made for it. When that runtime has gone, its calls end.
     let server = builder.start();
     let runtime = single_threaded();
+    let there = Flock::builder(url(server.addr())).on_runtime(runtime.handle().clone());
     let flock = runtime.block_on(async {
-        let flock = Flock::builder(url(server.addr())).on_runtime(runtime.handle().clone()).connect().await.unwrap();
+        let flock = there.clone().connect().await.unwrap();
         let guard = held(&flock, "k").await;
         let waiting = tokio::spawn(held(&flock, "k"));
         while held_and_waiting(&server).1 == 0 {
@@ -251,4 +252,5 @@ fn client_on_its_callers_runtime_does_the_same(builder: Builder) {
     });
     drop(runtime);
     assert!(matches!(block_on(flock.lock("k").into_future()), Err(AcquireError::ShutDown)));
+    assert!(matches!(block_on(there.connect()), Err(ConnectError::Unavailable(_))));
 }
