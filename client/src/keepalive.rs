@@ -218,7 +218,7 @@ impl KeepAlive {
                 let (engine, hold) = (Arc::clone(engine), Arc::clone(hold));
                 tokio::spawn(async move { engine.keepalive.renew_elsewhere(&engine, &hold, lease, token).await });
             }
-            Err(_) => self.try_again(engine, hold),
+            Err(error) => self.try_again_after(engine, hold, &error),
         }
     }
 
@@ -230,8 +230,13 @@ impl KeepAlive {
             Ok(Answer { reply, sent, pulse }) => {
                 self.settle(engine, hold, lease, token, Answer { reply: Ok(reply), sent, pulse });
             }
-            Err(_) => self.try_again(engine, hold),
+            Err(error) => self.try_again_after(engine, hold, &error),
         }
+    }
+
+    fn try_again_after(&self, engine: &Engine, hold: &Arc<Hold>, error: &CallError) {
+        tracing::debug!(key = %hold.name.key.escape_ascii(), ?error, "a lease was not renewed");
+        self.try_again(engine, hold);
     }
 
     fn try_again(&self, engine: &Engine, hold: &Arc<Hold>) {

@@ -180,7 +180,9 @@ impl Engine {
         let read = |position, reply: &Value| if position == 0 { Some(None) } else { read(reply).map(Some) };
         let answers = next.commands.call_all(&requests, 2, read).await?;
         let unread = || CallError::Unanswered("an answer that cannot be one".into());
-        let reply = answers.reply.into_iter().nth(1).ok_or_else(unread)??.ok_or_else(unread)?;
+        let mut replies = answers.reply.into_iter();
+        replies.next().ok_or_else(unread)??; // whose user may not ask so is told, and not sent back to where it came from
+        let reply = replies.next().ok_or_else(unread)??.ok_or_else(unread)?;
         Ok(Answer { reply, sent: answers.sent, pulse: answers.pulse })
     }
 }

@@ -159,12 +159,25 @@ fn lock_follows_its_slot_by_the_older_way(builder: server::Builder) {
     });
 }
 
+/// A user with the rights that the manual says a client needs, and no others.
+fn add_worker(node: &Server) {
+    const RIGHTS: &str = "+@flock +ssubscribe +sunsubscribe +asking +cluster|slots +cluster|nodes";
+    let user = format!("ACL SETUSER worker on >p%w ~* resetchannels &flock:* {RIGHTS}");
+    assert_eq!(node.connect(Protocol::Resp2).cmd(&user.split(' ').collect::<Vec<_>>()), Reply::ok());
+}
+
+async fn connect_as_worker(cluster: &Cluster) -> Flock {
+    cluster.nodes.iter().for_each(add_worker);
+    let url = format!("valkey+cluster://worker@{}", cluster.nodes[0].addr());
+    Flock::builder(url).credentials(None, "p%w").connect().await.unwrap()
+}
+
 fn key_that_has_left_before_its_slot_is_followed(builder: server::Builder) {
     // By the older way keys go one by one. The node that they leave names the other one for one request at a time, and only who says
     // that it was sent is answered there.
     let cluster = Cluster::start(&builder, PRIMARIES);
     within_bounds(async {
-        let (flock, other) = (connect(&cluster).await, connect(&cluster).await);
+        let (flock, other) = (connect_as_worker(&cluster).await, connect_as_worker(&cluster).await);
         let key = "{k}";
         let lease = ms(3000);
         let guard = flock.lock(key).lease(lease).await.unwrap();
@@ -433,9 +446,7 @@ fn users_need_few_permissions(builder: server::Builder) {
     within_bounds(async {
         let node = &cluster.nodes[0];
         let mut admin = node.connect(Protocol::Resp2);
-        let user =
-            "ACL SETUSER worker on >p%w ~* resetchannels &flock:* +@flock +ssubscribe +cluster|slots +cluster|nodes";
-        assert_eq!(admin.cmd(&user.split(' ').collect::<Vec<_>>()), Reply::ok());
+        add_worker(node);
         let right = Flock::builder(format!("redis+cluster://worker@{}", node.addr())).credentials(None, "p%w");
         let (flock, other) = (right.clone().connect().await.unwrap(), right.connect().await.unwrap());
         let guard = held(&flock, "k").await;
