@@ -26,8 +26,9 @@ const NOTES: &str = "Environment: FLOCK_URL, the server; FLOCK_PASSWORD, its pas
                      killed by signal N, 126 or 127 if it cannot be run.";
 
 /// Not a doc comment: the brackets would be links there.
-const URL: &str = "The server: valkey://[user@]host[:port][/db], valkeys:// with TLS, unix:///path, valkey+sentinel://host,.../service, or valkey+cluster://host,... A password is better in \
-                   FLOCK_PASSWORD than here, where `ps` shows it";
+const URL: &str = "The server: valkey://[user@]host[:port][/db], valkeys:// with TLS, unix:///path, \
+                   valkey+sentinel://host,.../service, or valkey+cluster://host,... \
+                   A password is better in FLOCK_PASSWORD than here, where `ps` shows it";
 
 /// Where the server is.
 #[derive(Args, Debug)]
@@ -57,11 +58,11 @@ pub(crate) struct ServerArgs {
 pub(crate) enum Command {
     /// Run a command under a lock
     ///
-    /// Takes the lock, runs the command, and gives the lock back when the command and all that it has left in its process group have
-    /// ended. The command finds the fencing token in FLOCK_TOKEN and the lock's name in FLOCK_KEY, but neither FLOCK_PASSWORD
-    /// nor a FLOCK_URL with a password in it. Signals are passed on to its group.
-    /// If the lock is lost, the group gets SIGTERM and, after the grace, SIGKILL; if the lease cannot be renewed, both come before it is
-    /// over. If flockctl itself is killed, so is the group.
+    /// Takes the lock, runs the command, and gives the lock back when the command and all that it has started have ended: the job. The
+    /// command finds the fencing token in FLOCK_TOKEN and the lock's name in FLOCK_KEY, but neither FLOCK_PASSWORD nor a FLOCK_URL with a
+    /// password in it. Signals are passed on to its process group.
+    /// If the lock is lost, the job gets SIGTERM and, after the grace, SIGKILL; if the lease cannot be renewed, both come before it is
+    /// over. If flockctl itself is killed, so is the job.
     Run(RunArgs),
     /// List the locks that are held
     Ls(LsArgs),

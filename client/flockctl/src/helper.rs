@@ -13,7 +13,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
@@ -31,7 +30,6 @@ const DIE: &str = "--die-of-the-interrupt";
 const WITH_TERMINAL: &str = "with-terminal";
 /// A process that cannot die yet, for the kernel is busy with it, needs no other signal: ten seconds are for those that start others.
 const KILLED_MAX: usize = 500;
-const KILL_AGAIN: Duration = Duration::from_millis(20);
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -123,11 +121,10 @@ fn watch(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Again and again: who is killed may have started another one just before.
 fn end(members: &Members) {
     for _ in 0..KILLED_MAX {
         members.signal_all(Signal::KILL);
-        thread::sleep(KILL_AGAIN);
+        thread::sleep(members::KILL_AGAIN);
         if members.are_gone() {
             return;
         }

@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use nix::unistd::{self, getpgid, getsid};
 use rustix::io::Errno;
@@ -14,6 +15,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_p
 /// The environment variables that the command gets.
 pub(crate) const TOKEN: &str = "FLOCK_TOKEN";
 pub(crate) const KEY: &str = "FLOCK_KEY";
+
+/// Who is killed may have started another one just before: so all are killed again after this, until they are gone.
+pub(crate) const KILL_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Members {

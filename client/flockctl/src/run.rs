@@ -21,14 +21,13 @@ use crate::cli::{RunArgs, ServerArgs};
 use crate::failure::{BUSY, Failure, LOST, say};
 use crate::helper;
 use crate::job::{End, Job, killed_by};
-use crate::members::Members;
+use crate::members::{KILL_AGAIN, Members};
 use crate::signals::{ENDING, OTHERS, Signals};
 
 /// How long to wait, before we exit, for what is still to be given back.
 const GIVE_BACK_WITHIN: Duration = Duration::from_secs(2);
 /// The clock of `sleep` stands still while the machine is suspended, that of the lease does not.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-const KILL_AGAIN: Duration = Duration::from_millis(50);
 const LABEL_MAX_BYTES: usize = 256;
 
 pub(crate) async fn run(server: &ServerArgs, args: &RunArgs) -> Result<u8, Failure> {
@@ -119,7 +118,6 @@ async fn end_when_lost(guard: &Guard, members: &Members, args: &RunArgs, lost: &
         tokio::select! { () = grace => {}, () = runs_out(guard, Duration::ZERO) => {} }
     }
     loop {
-        // Again: who is killed may have started another one just before.
         members.signal_all(Signal::KILL);
         sleep(KILL_AGAIN).await;
     }
