@@ -184,11 +184,8 @@ pub(crate) fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> 
     C::parse(args.iter_from(1), &limits)
 }
 
-/// What a request with rarer wishes needs before it can be decided.
+/// What CHANNEL, SESSION, BLOCK and FLOOR need before the decision.
 fn prepare(ctx: &Ctx<'_>, target: &Target<'_>, request: &mut Acquire<'_>) -> Result<(), WireError> {
-    if request.channel.is_none() && request.session.is_none() && request.wait == Wait::No && request.floor.is_none() {
-        return Ok(());
-    }
     may_speak_on(ctx, target, request)?;
     may_bind(ctx, request)?;
     let Some(floor) = request.floor else { return Ok(()) };
