@@ -153,15 +153,21 @@ pub struct HeldLock {
 }
 
 /// The numbers of `INFO flock`, by name. Counters count from the start of the server. Of a cluster, they are those of all primaries
-/// together: counts are added up; of tokens and of delays the highest is shown.
+/// together: counts are added up; of tokens, of delays and of yes or no the highest is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     fields: BTreeMap<String, String>,
 }
 
 /// What is not added up.
-const HIGHEST: [&str; 5] =
-    ["flock_counter", "flock_mark", "flock_lead_over_clock", "flock_lateness_last_us", "flock_lateness_max_us"];
+const HIGHEST: [&str; 6] = [
+    "flock_counter",
+    "flock_mark",
+    "flock_lead_over_clock",
+    "flock_lateness_last_us",
+    "flock_lateness_max_us",
+    "flock_evictable",
+];
 
 impl Stats {
     /// A field as it came, as `flock_wait_ms` with its `lt_8=3`; none if the server has no such field.

@@ -50,7 +50,7 @@ use crate::guard::Released;
 use crate::in_place::leave_the_caller;
 use crate::lock::WaitMode;
 
-/// A client of one server; see [`crate::Flock`]. Cheap to clone.
+/// A client of one primary, or of a cluster; see [`crate::Flock`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Flock {
     inner: crate::Flock,

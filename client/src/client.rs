@@ -158,7 +158,10 @@ impl Builder {
     /// is twice as fast, as no thread is woken in between; where many share a client it is slower.
     ///
     /// *It gives up a promise:* if that runtime is blocked for longer than a lease, or shut down, nothing is renewed and nothing is given
-    /// back. The runtime must have its timers and its I/O enabled.
+    /// back.
+    ///
+    /// # Panics
+    /// [`Builder::connect`] panics if the runtime was built without its timers or its I/O.
     pub fn on_runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -367,7 +370,7 @@ impl Builder {
         let jitter = Arc::new(Jitter::new(seed));
         let name = id.simple().to_string();
         let (events, _) = broadcast::channel(EVENTS_KEPT);
-        let (thread, door) = ClientThread::new(runtime.clone());
+        let (thread, door, standing) = ClientThread::new(runtime.clone());
         let kit =
             NodeKit { config: self.link, clock: clock.clone(), jitter: Arc::clone(&jitter), events: events.clone() };
         let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
@@ -410,7 +413,7 @@ impl Builder {
             }
         });
         let stop = watch::Sender::new(false);
-        let running = Arc::clone(&engine).run(door, stop.subscribe());
+        let running = Arc::clone(&engine).run(door, standing, stop.subscribe());
         (Flock { shared: Arc::new(Shared { engine, stop, lease: self.lease }) }, running)
     }
 }
@@ -475,7 +478,7 @@ impl Flock {
     /// A cluster: `valkey+cluster://[user][:password@]host1[:port],host2[:port],...[/db]`, or `redis+cluster://...`; with
     /// `valkeys+cluster://...` and `rediss+cluster://...` by TLS. The port is 6379 unless said. One of the nodes named is enough to learn of
     /// the others. Each lock is asked for at the node that serves its slot, and followed when the slot moves or the node fails. The user
-    /// needs `+ssubscribe +cluster|slots +cluster|nodes` beside what one server wants.
+    /// needs `+ssubscribe +sunsubscribe +asking +cluster|slots +cluster|nodes` beside what one server wants.
     ///
     /// # Errors, cancel safety
     /// See [`Builder::connect`].

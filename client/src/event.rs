@@ -12,16 +12,16 @@ pub(crate) const EVENTS_KEPT: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A connection is up: `link` is `"commands"` or `"messages"`.
+    /// A connection is up. In a cluster there are two for each node that is needed; which node it is, is not told.
     #[non_exhaustive]
     Connected {
-        /// Which of the two.
+        /// `"commands"` or `"messages"`.
         link: &'static str,
     },
     /// A connection was given up; a new one is being made.
     #[non_exhaustive]
     Disconnected {
-        /// Which of the two.
+        /// `"commands"` or `"messages"`.
         link: &'static str,
     },
     /// The keep-alive could not renew a lease and tries again until the lease is over.

@@ -51,7 +51,7 @@
 //! * **Connections that heal.** Two connections (in a cluster, to each primary that is needed), watched by heartbeats, replaced when they
 //!   break or fall silent; who waits asks again.
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
-//! * **Your runtime is not in the way.** Connections, renewals, waits and what is given back are the business of a thread of the client's
+//! * **Your runtime is not in the way**, unless it was given to [`Builder::on_runtime`]. Connections, renewals, waits and what is given back are the business of a thread of the client's
 //!   own: a busy or blocked runtime costs no lease, and a future needs no particular runtime, or none. Only the first request of an
 //!   operation is made where its future is polled. If that is never polled again, what was granted lasts for [`Builder::claim`].
 //!
@@ -96,7 +96,7 @@
 //! | `flock_client_renew_failures_total` | counter | | any |
 //! | `flock_client_release_failures_total` | counter | | any |
 //! | `flock_client_lost_total` | counter | `reason` | any `expired` |
-//! | `flock_client_connections_total` | counter | `link` | more than one for each client |
+//! | `flock_client_connections_total` | counter | `link` | more than one for each client and server that it needs |
 //!
 //! An outcome is one of `acquired`, `busy`, `timed_out`, `cancelled`, `unavailable`, `refused`, `not_durable`, `lost`, `bad_request` and
 //! `shut_down`; a reason, one of [`LossReason`] in lower case. Neither URLs nor passwords are told anywhere.

@@ -1,4 +1,4 @@
-//! Who of this client is to hear what the server publishes on the client's channel.
+//! Who of this client is to hear what a server publishes on the client's channels.
 //!
 //! An acquisition is listed from before its first request until its hold has ended, so no message finds nobody because it was quick.
 //! A grant that nobody here waits for any more (the future was dropped, and the cancellation came second) is returned to the caller,

@@ -16,12 +16,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::jitter::Backoff;
 use crate::nodes::{Cluster, Node, lock};
+use crate::retry::pauses;
 use crate::slot::{Slot, tag_of};
 
-const RETRY_FIRST: Duration = Duration::from_millis(10);
-const RETRY_MOST: Duration = Duration::from_millis(500);
 /// A subscription that nobody uses is ended after about this.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -88,7 +86,7 @@ impl ShardChannel {
 
     /// Keeps it subscribed where its slot is served, as long as somebody uses it.
     pub(crate) async fn keep_up(self: Arc<Self>, cluster: Arc<Cluster>) {
-        let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
+        let mut backoff = pauses();
         loop {
             let address = cluster.map.primary(self.slot);
             let node = cluster.node_at(&address);
