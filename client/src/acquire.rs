@@ -275,7 +275,7 @@ impl Attempt {
     async fn ask_in_place(&mut self) -> Result<Option<Step>, AcquireError> {
         let engine = Arc::clone(&self.engine);
         let node = engine.node(&self.name.key);
-        let (Some(up), Some(turn)) = (node.commands.up_now(), engine.turns.in_place()) else { return Ok(None) };
+        let (Some(up), Some(turn)) = (node.commands.up_now(), node.turns.in_place()) else { return Ok(None) };
         let answered_by = Instant::now() + node.commands.response_timeout();
         let deadline = self.deadline.filter(|deadline| *deadline < answered_by);
         let wait = self.wait();
@@ -431,7 +431,7 @@ impl Attempt {
             Ok(up) => up,
             Err(error) => return self.without_answer(error),
         };
-        let turn = engine.turns.to_ask().await;
+        let turn = node.turns.to_ask().await;
         self.ask_over(&node, &up, turn, wait).await
     }
 
@@ -439,7 +439,7 @@ impl Attempt {
         &mut self,
         node: &Node,
         up: &Up,
-        _turn: Option<SemaphorePermit<'_>>,
+        turn: Option<SemaphorePermit<'_>>,
         wait: Wait,
     ) -> Result<Step, AcquireError> {
         let command = wire::command(&Acquire {
@@ -462,7 +462,9 @@ impl Attempt {
         self.requests += 1;
         let answer = node.commands.call_over(up, &command, wire::acquired).await;
         let is_between = answer.as_ref().is_err_and(is_asked_elsewhere);
-        match engine.follow(answer, &command, wire::acquired).await {
+        let answer = engine.follow(answer, &command, wire::acquired).await;
+        drop(turn); // what is confirmed after this is no new request
+        match answer {
             Ok(answer) => {
                 self.unanswered = unanswered;
                 self.pulse = Some(answer.pulse);

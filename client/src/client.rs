@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::address::HostsUrl;
 use crate::clock::{self, Clock};
 use crate::dialer::Dialer;
-use crate::engine::{Engine, Turns};
+use crate::engine::Engine;
 use crate::error::ConnectError;
 use crate::event::{EVENTS_KEPT, Events};
 use crate::in_place::ClientThread;
@@ -157,8 +157,9 @@ impl Builder {
     /// Runs the client on this runtime, and not on a thread of its own. Where one task acquires and releases one lock after the other that
     /// is twice as fast, as no thread is woken in between; where many share a client it is slower.
     ///
-    /// *It gives up a promise:* if that runtime is blocked for longer than a lease, or shut down, nothing is renewed and nothing is given
-    /// back.
+    /// *It gives up a promise:* if that runtime, or *any one* of its threads, is blocked for longer than a lease, leases may not be renewed;
+    /// if it is shut down, every hold is lost at once and nothing is given back. While nobody drives it, nothing ends, timeouts included.
+    /// Best is a current-thread runtime that is always being driven.
     ///
     /// # Panics
     /// [`Builder::connect`] panics if the runtime was built without its timers or its I/O.
@@ -370,7 +371,7 @@ impl Builder {
         let jitter = Arc::new(Jitter::new(seed));
         let name = id.simple().to_string();
         let (events, _) = broadcast::channel(EVENTS_KEPT);
-        let (thread, door, standing) = ClientThread::new(runtime.clone());
+        let (thread, door) = ClientThread::new(runtime.clone());
         let kit =
             NodeKit { config: self.link, clock: clock.clone(), jitter: Arc::clone(&jitter), events: events.clone() };
         let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
@@ -407,13 +408,13 @@ impl Builder {
                 thread,
                 numbers: AtomicU64::new(1),
                 closing: watch::Sender::new(false),
+                is_clean: AtomicBool::new(false),
                 waits: Tally::default(),
                 errands: Tally::default(),
-                turns: Turns::new(),
             }
         });
         let stop = watch::Sender::new(false);
-        let running = Arc::clone(&engine).run(door, standing, stop.subscribe());
+        let running = Arc::clone(&engine).run(door, stop.subscribe());
         (Flock { shared: Arc::new(Shared { engine, stop, lease: self.lease }) }, running)
     }
 }
@@ -529,12 +530,15 @@ impl Flock {
                 ending.end_all();
                 ending.errands.until_none().await;
             };
-            let outcome = tokio::time::timeout(timeout, given_back).await;
+            let is_clean = tokio::time::timeout(timeout, given_back).await.is_ok();
             ending.end_all();
-            let _ = done.send(outcome.is_ok());
+            ending.is_clean.store(is_clean, Ordering::Release);
+            let _ = done.send(is_clean);
             stop.send_replace(true);
         });
-        if is_done.await.unwrap_or(false) { Ok(()) } else { Err(ShutdownTimedOut) }
+        // The client's thread may have ended by now: what the last shutdown came to stands then.
+        let is_clean = is_done.await.unwrap_or_else(|_| engine.is_clean.load(Ordering::Acquire));
+        if is_clean { Ok(()) } else { Err(ShutdownTimedOut) }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

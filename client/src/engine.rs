@@ -6,14 +6,15 @@
 //! What is one request and its answer is done in the caller's own future, which moves here when it takes longer: see
 //! [`crate::in_place`]. Dropping it, at any point, undoes what it has done, or hands that over to be undone here.
 
+use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flock_core::wire::message::OwnerMessage;
 use flock_core::{Release, Time, Token};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, SemaphorePermit, broadcast, watch};
+use tokio::sync::{broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -21,7 +22,7 @@ use crate::clock::Clock;
 use crate::error::{HoldError, LossReason};
 use crate::event::Event;
 use crate::hold::{Hold, Name};
-use crate::in_place::{ClientThread, Door, Standing, is_with_caller, leave_the_caller};
+use crate::in_place::{ClientThread, Door};
 use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
 use crate::link::{Answer, CallError};
@@ -32,11 +33,6 @@ use crate::retry::Tries;
 use crate::tally::Tally;
 use crate::wire;
 
-/// What is asked for at the same time, and what is given back. More would make the renewals wait: they go over the same connection,
-/// behind what was sent before, and the server answers about a hundred of these a millisecond.
-const ASKED_AT_ONCE: usize = 256;
-const ERRANDS_AT_ONCE: usize = 256;
-const IN_PLACE_AT_ONCE: usize = 512;
 /// When the last handle of a client is gone, its thread stays this long at most for what is still to be given back.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -60,52 +56,21 @@ pub(crate) struct Engine {
     pub(crate) numbers: AtomicU64,
     /// Whether the client is shut down: nothing new is begun.
     pub(crate) closing: watch::Sender<bool>,
+    /// Whether the last shutdown has left nothing behind.
+    pub(crate) is_clean: AtomicBool,
     /// The acquisitions that are with the client's thread.
     pub(crate) waits: Tally,
     /// What is being given back.
     pub(crate) errands: Tally,
-    pub(crate) turns: Turns,
 }
 
-/// Whose turn it is to send a request, of those that may be many: so the others, the renewals above all, find room.
-///
-/// What is with its caller may stay there unpolled, and keep its turn: so these have a number of their own. Who finds none moves to the
-/// client's thread, where everybody goes on.
-#[derive(Debug)]
-pub(crate) struct Turns {
-    in_place: Semaphore,
-    asking: Semaphore,
-    returning: Semaphore,
-}
+/// As long as this lives, the client's thread may run.
+struct Standing(Arc<Engine>);
 
-impl Turns {
-    pub(crate) fn new() -> Self {
-        Self {
-            in_place: Semaphore::new(IN_PLACE_AT_ONCE),
-            asking: Semaphore::new(ASKED_AT_ONCE),
-            returning: Semaphore::new(ERRANDS_AT_ONCE),
-        }
-    }
-
-    /// A turn with the caller, if there is one.
-    pub(crate) fn in_place(&self) -> Option<SemaphorePermit<'_>> {
-        self.in_place.try_acquire().ok()
-    }
-
-    /// A turn to ask for a lock, on the client's thread.
-    pub(crate) async fn to_ask(&self) -> Option<SemaphorePermit<'_>> {
-        self.asking.acquire().await.ok()
-    }
-
-    /// A turn to give one back. Always one: the semaphores are never closed.
-    async fn to_return(&self) -> Option<SemaphorePermit<'_>> {
-        if is_with_caller() {
-            if let Some(turn) = self.in_place() {
-                return Some(turn);
-            }
-            leave_the_caller().await;
-        }
-        self.returning.acquire().await.ok()
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.0.thread.end();
+        self.0.end_all(); // whom nobody renews any more, and nobody else would tell
     }
 }
 
@@ -132,7 +97,20 @@ impl Engine {
     }
 
     /// Runs on the client's thread until `stop`; then gives back what is still to be given back.
-    pub(crate) async fn run(self: Arc<Self>, door: Door, _standing: Standing, mut stop: watch::Receiver<bool>) {
+    pub(crate) fn run(
+        self: Arc<Self>,
+        door: Door,
+        stop: watch::Receiver<bool>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        // Not in the future: a runtime that is shut down already drops that unpolled.
+        let standing = Standing(Arc::clone(&self));
+        async move {
+            let _standing = standing;
+            self.run_until(door, stop).await;
+        }
+    }
+
+    async fn run_until(self: Arc<Self>, door: Door, mut stop: watch::Receiver<bool>) {
         let mut tasks = JoinSet::new(); // they end with this
         match &self.nodes {
             Nodes::One { node, .. } => {
@@ -305,7 +283,7 @@ impl Engine {
         let request = Release { key, owner, token: errand.token, scope: errand.name.scope() };
         let (node, command) = (self.node(key), wire::command(&request));
         let up = node.commands.up().await?;
-        let _turn = self.turns.to_return().await;
+        let _turn = node.turns.to_return().await;
         let given = node.commands.call_over(&up, &command, wire::yes_or_no).await;
         self.follow(given, &command, wire::yes_or_no).await
     }

@@ -239,7 +239,13 @@ impl Guard {
             let (engine, number) = (self.engine().clone(), hold.name.number);
             let lasts = crate::clock::duration(hold.keeping.lease);
             let runtime = engine.runtime().clone();
+            // What is only claimed ends with the claim: it is confirmed first, and the client's end waits for that.
+            let unconfirmed = (!hold.is_confirmed()).then(|| (Arc::clone(hold), engine.errands.add()));
             runtime.spawn(async move {
+                if let Some((hold, counted)) = unconfirmed {
+                    let _ = renew(Arc::clone(&engine), hold).await; // if not, the server has ended it, or will soon
+                    drop(counted);
+                }
                 tokio::time::sleep(lasts).await;
                 engine.parties.leave(number);
             });

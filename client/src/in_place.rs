@@ -12,7 +12,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock, TryLockError};
+use std::sync::{PoisonError, RwLock, TryLockError};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
@@ -59,7 +59,7 @@ type Begun<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// The runtime of the client's thread, as long as that runs.
 pub(crate) struct ClientThread {
     runtime: Handle,
-    is_there: Arc<RwLock<bool>>,
+    is_there: RwLock<bool>,
     /// To those who have left their callers and wait to be let in.
     door: mpsc::UnboundedSender<Begun<()>>,
 }
@@ -73,16 +73,6 @@ impl fmt::Debug for ClientThread {
 /// Those who wait to be let in.
 pub(crate) type Door = mpsc::UnboundedReceiver<Begun<()>>;
 
-/// Says that the client's thread ends when this is dropped: before its runtime does, whose timers must not be touched after that. It
-/// exists before the thread runs: a runtime that is shut down already drops what it is given unpolled.
-pub(crate) struct Standing(Arc<RwLock<bool>>);
-
-impl Drop for Standing {
-    fn drop(&mut self) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = false;
-    }
-}
-
 /// What becomes of an operation whose caller stops waiting for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IfDropped {
@@ -93,11 +83,9 @@ enum IfDropped {
 }
 
 impl ClientThread {
-    pub(crate) fn new(runtime: Handle) -> (Self, Door, Standing) {
+    pub(crate) fn new(runtime: Handle) -> (Self, Door) {
         let (door, waiting) = mpsc::unbounded_channel();
-        let is_there = Arc::new(RwLock::new(true));
-        let standing = Standing(Arc::clone(&is_there));
-        (Self { runtime, is_there, door }, waiting, standing)
+        (Self { runtime, is_there: RwLock::new(true), door }, waiting)
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -111,6 +99,11 @@ impl ClientThread {
             // The channel makes way for other tasks now and then, by tokio's budget.
             tokio::spawn(work);
         }
+    }
+
+    /// The client's thread ends: to be said before its runtime does, whose timers must not be touched after that.
+    pub(crate) fn end(&self) {
+        *self.is_there.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 
     /// Runs `work`, here and then on the client's thread. If the caller stops waiting, it is dropped.

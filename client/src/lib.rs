@@ -51,9 +51,11 @@
 //! * **Connections that heal.** Two connections (in a cluster, to each primary that is needed), watched by heartbeats, replaced when they
 //!   break or fall silent; who waits asks again.
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
-//! * **Your runtime is not in the way**, unless it was given to [`Builder::on_runtime`]. Connections, renewals, waits and what is given back are the business of a thread of the client's
-//!   own: a busy or blocked runtime costs no lease, and a future needs no particular runtime, or none. Only the first request of an
-//!   operation is made where its future is polled. If that is never polled again, what was granted lasts for [`Builder::claim`].
+//! * **Your runtime is not in the way**, unless it was given to [`Builder::on_runtime`]. Connections, renewals, waits and what is given
+//!   back are the business of a thread of the client's own: a busy or blocked runtime costs no lease, and a future needs no particular
+//!   runtime, or none. Only the first request of an operation is made where its future is polled. If that is never polled again, what
+//!   was granted lasts for [`Builder::claim`]; and if its answer is lost with the connection while the caller is blocked, it is sent
+//!   again when the caller goes on: until then a wait has no place, and what was to be released stays for its lease.
 //!
 //! # What it does not promise
 //!
@@ -138,6 +140,7 @@ mod tally;
 pub mod testing;
 #[cfg(feature = "tls")]
 mod tls;
+mod turns;
 mod wire;
 
 pub use admin::{AdminError, HeldLock, Holder, HolderState, LockInfo, Locks, Stats, Waiter};

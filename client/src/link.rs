@@ -5,8 +5,9 @@
 //!
 //! A connection is given up when it breaks, when a reply cannot be one, and after [`LinkConfig::timeouts_max`] *sequential* timeouts:
 //! a command counts only if it was sent after the timeout counted before, so a wave of commands that time out together counts once.
-//! A heartbeat finds a silent connection though nobody uses it; while it is used, its answers are as good. Commands in flight then fail and are *not* sent again here: whoever
-//! sent them knows whether that is safe. Each new connection has a higher *epoch*; who waits for a message asks again when it changes.
+//! A heartbeat finds a silent connection though nobody uses it; while it is used, its answers are as good. Commands in flight then fail
+//! and are *not* sent again here: whoever sent them knows whether that is safe. Each new connection has a higher *epoch*; who waits for
+//! a message asks again when it changes.
 //!
 //! What was sent over a connection that is given up may still be on its way: the server would carry it out after what is sent over the
 //! next one. So the next one begins by killing its predecessor: then the server reads nothing more from it. It is named by number *and*

@@ -27,12 +27,14 @@ use crate::link::{Answer, CallError, Link, LinkConfig, Purpose};
 use crate::shard_channel::{Inbox, ShardChannel};
 use crate::slot::{Slot, slot_of};
 use crate::slot_map::SlotMap;
+use crate::turns::Turns;
 use crate::wire;
 
 /// A server, and our connections to it.
 pub(crate) struct Node {
     pub(crate) commands: Arc<Link>,
     pub(crate) messages: Arc<Link>,
+    pub(crate) turns: Turns,
     pub(crate) replicas: Replicas,
     /// What keeps the links up, if they end with the node.
     tasks: Vec<AbortHandle>,
@@ -71,6 +73,7 @@ impl NodeKit {
         Node {
             commands: link(Purpose::Commands),
             messages: link(messages),
+            turns: Turns::new(),
             replicas: Replicas::new(dialer.clone(), self.config.connect_timeout, self.config.response_timeout),
             tasks: Vec::new(),
         }
@@ -209,6 +212,18 @@ impl fmt::Debug for Cluster {
     }
 }
 
+/// Ends what the cluster's nodes and channels do, when this is dropped.
+struct End<'a>(&'a Cluster);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.nodes).clear();
+        for channel in lock(&self.0.channels).drain().map(|(_, channel)| channel) {
+            channel.stop();
+        }
+    }
+}
+
 impl Cluster {
     pub(crate) fn new(
         map: Arc<SlotMap>,
@@ -225,6 +240,7 @@ impl Cluster {
 
     /// Runs on the client's thread, for ever.
     pub(crate) async fn run(self: Arc<Self>) {
+        let _end = End(&self);
         let give_up = async {
             let mut changes = self.map.changes();
             while changes.changed().await.is_ok() {
@@ -271,7 +287,8 @@ impl Cluster {
         let known = channels.entry(slot).or_insert_with(|| {
             let channel = Arc::new(ShardChannel::new(slot, &self.client));
             if self.listens {
-                self.runtime.spawn(Arc::clone(&channel).keep_up(Arc::clone(self)));
+                let task = self.runtime.spawn(Arc::clone(&channel).keep_up(Arc::clone(self)));
+                channel.is_kept_up_by(task.abort_handle());
             }
             channel
         });

@@ -10,10 +10,11 @@
 //! Nobody waits for a subscription to begin with: a request that is queued before it is there asks again once it is.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::nodes::{Cluster, Node, lock};
@@ -68,12 +69,24 @@ pub(crate) struct ShardChannel {
     confirmed: watch::Sender<u64>,
     /// How often a node has ended the subscription.
     ended: watch::Sender<u64>,
+    task: OnceLock<AbortHandle>,
 }
 
 impl ShardChannel {
     pub(crate) fn new(slot: Slot, client: &str) -> Self {
         let name = format!("flock:{{{}}}:{client}", tag_of(slot));
-        Self { slot, name, confirmed: watch::Sender::new(0), ended: watch::Sender::new(0) }
+        Self { slot, name, confirmed: watch::Sender::new(0), ended: watch::Sender::new(0), task: OnceLock::new() }
+    }
+
+    pub(crate) fn is_kept_up_by(&self, task: AbortHandle) {
+        let _ = self.task.set(task); // there is one, from the beginning
+    }
+
+    /// Keeps it up no more.
+    pub(crate) fn stop(&self) {
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
     }
 
     pub(crate) fn confirm(&self) {

@@ -231,6 +231,8 @@ impl SlotMap {
         for node in nodes {
             let asking = timeout(share, self.ask(&node)).await;
             match asking.unwrap_or_else(|_| Err(link::timed_out("no answer in time"))) {
+                // It was reset, or is new: no other node would be known after this.
+                Ok(word) if word.nodes.is_empty() => trouble = link::timed_out("a node that knows of no slots"),
                 Ok(word) => {
                     self.known.send_if_modified(|known| known.learn(word));
                     return Ok(());
@@ -282,7 +284,11 @@ fn redirection(error: &ServerError, said_by: impl Fn(Slot) -> String) -> Option<
     let (slot, address) = error.message().split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;
     let slot = slot.parse().ok()?;
-    let host = if host.is_empty() { said_by(slot) } else { host.to_owned() };
+    let host = match host {
+        "" => said_by(slot),
+        "?" => return None, // a node that does not know its own name
+        host => host.to_owned(),
+    };
     Some((slot, Address { host, port: port.parse().ok()? }))
 }
 
@@ -290,6 +296,7 @@ fn redirection(error: &ServerError, said_by: impl Fn(Slot) -> String) -> Option<
 fn read(slots: &Value, nodes: &str, told_by: &Address) -> Option<Known> {
     let Value::Array(ranges) = slots else { return None };
     let mut known = Known { epochs: nodes.lines().filter_map(read_epoch).collect(), ..Known::nothing() };
+    let mut unclaimed = SLOTS;
     for range in ranges {
         let Value::Array(range) = range else { return None };
         let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_slice() else { return None };
@@ -303,7 +310,10 @@ fn read(slots: &Value, nodes: &str, told_by: &Address) -> Option<Known> {
         let Some((primary, id)) = primary else { continue }; // it does not know its name yet
         let epoch = known.epochs.get(&id).copied().unwrap_or(0);
         let claim = Claim { primary: Arc::new(primary), id: id.into(), epoch };
-        for slot in Slot::try_from(*first).ok()?..=Slot::try_from(*last).ok()? {
+        let slots = Slot::try_from(*first).ok()?..=Slot::try_from(*last).ok()?;
+        // No slot is named twice: the answer is no longer than there are slots, whoever sends it.
+        unclaimed = unclaimed.checked_sub(Slot::try_from(slots.len()).ok()?)?;
+        for slot in slots {
             known.assign(slot, claim.clone());
         }
     }
@@ -372,7 +382,13 @@ mod tests {
         assert_eq!(known.nodes.iter().map(Address::to_string).collect::<Vec<_>>(), ["a:1", "h:2", "h:3"]);
         let unknown = Value::Array(vec![range(0, 1, vec![node(bulk("?"), 1)])]);
         assert_eq!(read(&unknown, "", &address(9)).unwrap().primary(0), None);
-        for wrong in [Value::Nil, Value::Array(vec![Value::Nil]), Value::Array(vec![range(-1, 2, vec![])])] {
+        let twice = [0, 1].map(|_| range(0, 16_383, vec![node(bulk("a"), 1)]));
+        for wrong in [
+            Value::Nil,
+            Value::Array(vec![Value::Nil]),
+            Value::Array(vec![range(-1, 2, vec![])]),
+            Value::Array(twice.into()),
+        ] {
             assert!(read(&wrong, NODES, &address(9)).is_none());
         }
     }

@@ -40,6 +40,7 @@ on_own_servers![
     converted_hold_is_kept,
     lost_hold_is_released_as_lost,
     leaked_hold_stays_until_its_lease_is_over,
+    leaked_claim_becomes_a_lease,
     blocked_runtime_keeps_its_lock,
 ];
 
@@ -315,6 +316,16 @@ fn lost_hold_is_released_as_lost(builder: Builder) {
         revoke(&server, "k");
         guard.lost().await;
         assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
+    });
+}
+
+fn leaked_claim_becomes_a_lease(builder: Builder) {
+    // Let go of before it was confirmed, and kept for its lease all the same.
+    on(&builder, async |server, _| {
+        let flock = quick(server.addr()).claim(ms(300)).connect().await.unwrap();
+        flock.lock("k").lease(Duration::from_secs(60)).await.unwrap().leak();
+        sleep(ms(600)).await;
+        assert_eq!(held_and_waiting(&server).0, 1);
     });
 }
 

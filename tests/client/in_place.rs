@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use flock_client::{AcquireError, ConnectError, Flock, HolderState, Released};
+use flock_client::{AcquireError, ConnectError, Flock, HolderState, LossReason, Released};
 use flock_tests::on_own_servers;
 use flock_tests::proxy::{Direction, Fault, Proxy};
 use flock_tests::server::{Builder, Server};
@@ -239,7 +239,7 @@ fn client_on_its_callers_runtime_does_the_same(builder: Builder) {
     let server = builder.start();
     let runtime = single_threaded();
     let there = Flock::builder(url(server.addr())).on_runtime(runtime.handle().clone());
-    let flock = runtime.block_on(async {
+    let (flock, kept) = runtime.block_on(async {
         let flock = there.clone().connect().await.unwrap();
         let guard = held(&flock, "k").await;
         let waiting = tokio::spawn(held(&flock, "k"));
@@ -248,9 +248,12 @@ fn client_on_its_callers_runtime_does_the_same(builder: Builder) {
         }
         assert_eq!(guard.release().await.unwrap(), Released::Released);
         drop(waiting.await.unwrap());
-        flock
+        let kept = held(&flock, "kept").await;
+        (flock, kept)
     });
     drop(runtime);
+    // Nobody renews it any more, so it is lost now, and who waits for that hears.
+    assert_eq!(block_on(kept.lost()), Some(LossReason::ShutDown));
     assert!(matches!(block_on(flock.lock("k").into_future()), Err(AcquireError::ShutDown)));
     assert!(matches!(block_on(there.connect()), Err(ConnectError::Unavailable(_))));
 }
