@@ -436,8 +436,8 @@ enum Way {
 /// A client of one primary, or of a cluster: cheap to clone, and usable from any thread and any async runtime.
 ///
 /// It has two connections (of a cluster, two to each primary that it needs) and a thread of its own, which live until the last clone and
-/// the last guard are gone; acquisitions that wait for replicas have a few connections more. A process that returns from `main` ends that thread too: call [`Flock::shutdown`] before,
-/// or what was just dropped may not be given back.
+/// the last guard are gone; acquisitions that wait for replicas have a few connections more. A process that returns from `main` ends
+/// that thread too: call [`Flock::shutdown`] before, or what was just dropped may not be given back.
 #[derive(Clone)]
 pub struct Flock {
     shared: Arc<Shared>,

@@ -1,10 +1,10 @@
 //! The keep-alive: renews every hold of the client before its lease is over, and says so at once when that has failed.
 //!
-//! One heap of due times, one task. What falls due within a short while is renewed in one go, so ten thousand holds cost a few
-//! pipelines a second and not ten thousand timers. The first renewal comes soon after the grant: it confirms the claim. A hold that is
-//! given back before that costs no renewal, and no more than one entry here. Then it renews at a third of the lease, a little earlier at
-//! random. A renewal without an answer is tried again until the local deadline; an answer of 0 is final. A hold that is over, given back or leaked is never renewed
-//! again: each renewal carries the token.
+//! One heap of due times, one task. What falls due within a short while is renewed in one go, so ten thousand holds cost a few pipelines a
+//! second and not ten thousand timers. The first renewal comes soon after the grant: it confirms the claim. A hold that is given back
+//! before that costs no renewal, and no more than one entry here. Then it renews at a third of the lease, a little earlier at random. A
+//! renewal without an answer is tried again until the local deadline; an answer of 0 is final. A hold that is over, given back or leaked
+//! is never renewed again: each renewal carries the token.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

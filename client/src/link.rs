@@ -1,7 +1,7 @@
 //! One connection that is always being kept up: it is watched, given up when it is dead or silent, and made anew.
 //!
-//! A client has two to each server that it needs. Commands go over one, messages come over the other: a subscription's confirmations on a connection that also
-//! carries commands could be taken for replies, and then every later reply would go to the wrong caller.
+//! A client has two to each server that it needs. Commands go over one, messages come over the other: a subscription's confirmations on a
+//! connection that also carries commands could be taken for replies, and then every later reply would go to the wrong caller.
 //!
 //! A connection is given up when it breaks, when a reply cannot be one, and after [`LinkConfig::timeouts_max`] *sequential* timeouts:
 //! a command counts only if it was sent after the timeout counted before, so a wave of commands that time out together counts once.

@@ -146,8 +146,9 @@ fn storage_believes_the_newer_of_two_primaries(builder: Builder) {
 #[test]
 fn primary_that_hears_nobody_stops_granting() {
     // E5, S3. In a cluster a primary is cut off: it hears none of the others any more, while its clients still reach it, and its replica
-    // takes over. For one and a half node timeouts at most both grant; then it says that the cluster is down, to those who wait there too. The server's own
-    // filter cuts it off, so no rights are needed; that the others go on hearing it spares them an election, so they are told to.
+    // takes over. For one and a half node timeouts at most both grant; then it says that the cluster is down, to those who wait there too.
+    // The server's own filter cuts it off, so no rights are needed; that the others go on hearing it spares them an election, so they are
+    // told to.
     const NODE_TIMEOUT: Duration = Duration::from_millis(1500);
     const ALL_PACKETS: &str = "-2";
     const NO_PACKETS: &str = "-1";
