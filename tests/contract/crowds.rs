@@ -109,7 +109,7 @@ fn threads_for_input_leave_the_module_to_the_main_thread(builder: Builder) {
     // and callbacks on its main thread, or this counts a panic.
     let server = builder.config("io-threads", 4).start();
     let mut random = Random::new();
-    let each = rounds(200, 20_000);
+    let each = rounds(200, 2_000);
     scope(|threads| {
         for number in 0..16 {
             let (server, mut random) = (&server, Random::from_seed(random.number()));
