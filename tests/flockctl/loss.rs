@@ -61,8 +61,9 @@ fn grandchildren_end_with_the_lock(builder: Builder) {
     assert!(!is_alive(grandchild));
 }
 
-/// `timeout` makes a group of its own, in which it puts what it runs.
-const IN_A_GROUP_OF_ITS_OWN: &str = "timeout 100 sh -c 'echo $$; exec sleep 100' & trap 'exit 0' TERM; wait";
+/// `timeout` makes a group of its own, in which it puts what it runs; here something that does not want to end, and has no environment.
+const IN_A_GROUP_OF_ITS_OWN: &str = "timeout 100 env -i sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.02; done' & \
+                                     trap 'exit 0' TERM; wait";
 
 fn who_has_made_a_group_of_its_own_ends_with_the_lock(builder: Builder) {
     let server = builder.start();

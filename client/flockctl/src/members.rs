@@ -48,8 +48,15 @@ impl Members {
 
     pub(crate) fn signal_all(&self, signal: Signal) {
         self.signal_group(signal);
+        let own = getpgid(None);
         for pid in self.apart() {
-            let _ = kill_process(pid, signal);
+            // With the whole of its group: not all that it has started need have its environment.
+            let group = getpgid(Some(unistd::Pid::from_raw(pid.as_raw_nonzero().get())));
+            let others = group.ok().filter(|group| Ok(*group) != own).and_then(|group| Pid::from_raw(group.as_raw()));
+            let _ = match others {
+                Some(group) => kill_process_group(group, signal),
+                None => kill_process(pid, signal),
+            };
         }
     }
 
