@@ -112,7 +112,7 @@ impl Hold {
     /// The owner's channel.
     #[must_use]
     pub fn channel(&self) -> Option<&Bytes<38>> {
-        self.terms.as_ref().map(|terms| &terms.channel).filter(|channel| !channel.is_empty())
+        channel_in(self.terms.as_deref())
     }
 
     /// The label.
@@ -252,6 +252,16 @@ impl Grant {
     pub fn lasts(&self) -> Millis {
         self.terms.as_ref().and_then(|terms| terms.claim).unwrap_or(self.lease)
     }
+
+    /// The owner's channel.
+    #[must_use]
+    pub fn channel(&self) -> Option<&Bytes<38>> {
+        channel_in(self.terms.as_deref())
+    }
+}
+
+fn channel_in(terms: Option<&Terms>) -> Option<&Bytes<38>> {
+    terms.map(|terms| &terms.channel).filter(|channel| !channel.is_empty())
 }
 
 /// When a duration that arrives in a change starts to run.

@@ -5,9 +5,9 @@
 
 use super::due::{Pending, push_outcome};
 use super::reinstatement::JustRemoved;
-use super::{ClientId, LockId, Table};
+use super::{ClientId, LockId, Table, loss_notice};
 use crate::effect::{Decision, Effect, Effects, WaitOutcome};
-use crate::lock::{Change, Lock, Start};
+use crate::lock::{Change, Hold, Lock, Start};
 use crate::name::Name;
 use crate::refusal::{EndReason, LossReason};
 use crate::time::{Millis, Time};
@@ -28,12 +28,13 @@ impl Table {
         if speak && let (Some(held), Some(name)) = (self.lock(lock), self.name(lock).cloned()) {
             // Nobody knows of a grant that was not delivered: it is over, whoever took the key.
             let known = || held.holds().filter(|hold| !self.undelivered.contains(&(lock, hold.token)));
-            let lost: Vec<Effect> = known().filter_map(|hold| self.loss_notice(lock, hold, reason)).collect();
             if reason == LossReason::Removed {
                 let holds =
                     known().map(|hold| (hold.to_grant(), self.sessions.client_of((lock, hold.token)))).collect();
-                self.just_removed = Some(JustRemoved { name, holds, lost });
+                self.just_removed = Some(JustRemoved { name, holds });
             } else {
+                let tell = |hold: &Hold| Some(loss_notice(&name, hold.channel()?, &hold.owner, hold.token, reason));
+                let lost: Vec<Effect> = known().filter_map(tell).collect();
                 self.pending.extend(lost.into_iter().map(Pending::Say));
             }
         }

@@ -33,8 +33,8 @@ pub use replay::Incredible;
 pub use session::ClientId;
 
 use crate::deadlines::Deadlines;
-use crate::effect::{Decision, Effect, Effects, Ended, KeyAction, Notice};
-use crate::lock::{Change, Hold, Lock, Mode, Start};
+use crate::effect::{Channel, Decision, Effect, Effects, Ended, KeyAction, Notice};
+use crate::lock::{Change, Lock, Mode, Owner, Start};
 use crate::name::Name;
 use crate::paged::Slab;
 use crate::refusal::LossReason;
@@ -405,7 +405,8 @@ impl Table {
             Ended::Expired => Some(LossReason::Expired),
             Ended::Revoked => Some(LossReason::Revoked),
         };
-        let notice = loss.and_then(|reason| self.loss_notice(lock, hold, reason));
+        let notice = loss
+            .and_then(|reason| Some(loss_notice(self.name(lock)?, hold.channel()?, &hold.owner, hold.token, reason)));
         self.stats.hold_ms.add_us(held_us);
         match ended {
             Ended::Released => self.stats.releases += 1,
@@ -418,15 +419,6 @@ impl Table {
             effects.push(notice);
         }
         effects.push(Effect::Announce { ended, token, handed_to: None });
-    }
-
-    fn loss_notice(&self, lock: LockId, hold: &Hold, reason: LossReason) -> Option<Effect> {
-        Some(Effect::Tell {
-            channel: hold.channel()?.clone(),
-            name: self.name(lock)?.clone(),
-            owner: hold.owner.clone(),
-            notice: Notice::Lost { token: hold.token, reason },
-        })
     }
 
     fn end_what_is_over(&mut self, now: Time, lock: LockId, effects: &mut Effects) {
@@ -482,6 +474,12 @@ impl Table {
         }
         assert_eq!(held, self.held);
     }
+}
+
+/// What a holder with a channel hears of its loss.
+fn loss_notice(name: &Name, channel: &Channel, owner: &Owner, token: Token, reason: LossReason) -> Effect {
+    let notice = Notice::Lost { token, reason };
+    Effect::Tell { channel: channel.clone(), name: name.clone(), owner: owner.clone(), notice }
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@
 
 use super::due::Pending;
 use super::session::ClientId;
-use super::{LockId, Place, Step, Table};
-use crate::effect::{Effect, Notice};
+use super::{LockId, Place, Step, Table, loss_notice};
 use crate::lock::{Change, Grant, Lock, Start};
 use crate::name::Name;
+use crate::refusal::LossReason;
 use crate::time::Time;
 use crate::token::Token;
 use alloc::vec::Vec;
@@ -21,8 +21,6 @@ use alloc::vec::Vec;
 pub(super) struct JustRemoved {
     pub(super) name: Name,
     pub(super) holds: Vec<(Grant, Option<ClientId>)>,
-    /// What to tell its holders if they have lost it.
-    pub(super) lost: Vec<Effect>,
 }
 
 impl Table {
@@ -50,8 +48,11 @@ impl Table {
 
     /// Before anything else: who has lost a lock hears so before the next is granted it.
     fn tell_lost(&mut self, removed: JustRemoved) {
-        for lost in removed.lost.into_iter().rev() {
-            self.pending.push_front(Pending::Say(lost));
+        for (hold, _) in removed.holds.iter().rev() {
+            if let Some(channel) = hold.channel() {
+                let lost = loss_notice(&removed.name, channel, &hold.owner, hold.token, LossReason::Removed);
+                self.pending.push_front(Pending::Say(lost));
+            }
         }
     }
 
@@ -73,9 +74,6 @@ impl Table {
             return false;
         };
         removed.holds.retain(|hold| !is_it(hold));
-        // Nobody knows of it, so nobody hears that it is lost, should the others not come back either.
-        let tells_of_it = |effect: &Effect| matches!(effect, Effect::Tell { notice: Notice::Lost { token: lost, .. }, .. } if *lost == token);
-        removed.lost.retain(|effect| !tells_of_it(effect));
         self.to_put_back.retain(|_, removed| !removed.holds.is_empty());
         self.stats.put_back -= 1;
         self.stats.undelivered += 1;
