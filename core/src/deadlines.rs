@@ -5,9 +5,9 @@
 //! comes up); and given back before they end, which removes the entry, so that memory follows what is held.
 //!
 //! An entry is 8 bytes: a number, and a time in steps of 1.024 ms *modulo 2^32* (50 days). Entries of one heap must lie within 25
-//! days of each other: then their order is defined, and the earliest, whose full time is kept, gives all others theirs. They do,
-//! since no lease or wait is longer than [`DURATION_MAX`], and since what has been overdue for days (nobody may end anything in a
-//! pause or on a replica) is brought forward by [`Deadlines::rebuild`].
+//! days of each other: then their order is defined, and the earliest, whose full time is kept, gives all others theirs. They do: none
+//! is further ahead than [`DURATION_MAX`], and whatever has been overdue for days when another is added (nobody may end anything in a
+//! pause or on a replica, and a suspended machine ends nothing) is due from then on.
 
 use crate::paged::Pages;
 use crate::time::{Millis, Time};
@@ -15,11 +15,10 @@ use crate::time::{Millis, Time};
 /// The longest duration a deadline may lie ahead: 10 days.
 pub const DURATION_MAX: Millis = Millis(10 * 24 * 3600 * 1000);
 
-/// After the first deadline has been overdue for so long, the heap is rebuilt: 2 days.
-const OVERDUE_MAX_US: u64 = 2 * 24 * 3600 * 1_000_000;
-
 /// log2 of a step in microseconds.
 const STEP_SHIFT: u32 = 10;
+/// What is overdue for longer is brought forward: 10 days.
+const OVERDUE_MAX_STEPS: u64 = (10 * 24 * 3600 * 1_000_000) >> STEP_SHIFT;
 /// Children per node: shallower than a binary heap, and four entries share a cache line.
 const ARITY: usize = 4;
 /// An empty heap keeps memory up to this size.
@@ -67,13 +66,16 @@ impl Deadlines {
     }
 
     /// `number` is due at `at`. If it was due earlier so far, the earlier time stays the hint: [`Deadlines::first`] may name a thing
-    /// too early (the caller knows better and calls [`Deadlines::postpone`]), never too late.
-    pub fn set(&mut self, number: u32, at: Time) {
-        let entry = Entry { step: low(step_of(at)), number };
+    /// too early (the caller knows better and calls [`Deadlines::postpone`]), never too late. A time that has passed counts as `now`, and
+    /// one beyond the longest duration as the end of that.
+    pub fn set(&mut self, number: u32, at: Time, now: Time) {
+        self.bring_forward(now);
+        let step = step_of(at.min(now.after(DURATION_MAX)).max(now));
+        let entry = Entry { step: low(step), number };
         match self.place_of(number) {
             None => {
                 if self.heap.is_empty() {
-                    self.first_step = step_of(at);
+                    self.first_step = step;
                 }
                 self.note_place(number, self.heap.len());
                 self.heap.push(entry);
@@ -92,9 +94,9 @@ impl Deadlines {
     }
 
     /// `number` is due at `at`, which is later than noted.
-    pub fn postpone(&mut self, number: u32, at: Time) {
+    pub fn postpone(&mut self, number: u32, at: Time, now: Time) {
         self.remove(number);
-        self.set(number, at);
+        self.set(number, at, now);
     }
 
     /// `number` has no deadline any more.
@@ -124,20 +126,6 @@ impl Deadlines {
         Some((Time::from_us(self.first_step << STEP_SHIFT), first.number))
     }
 
-    /// Whether the first deadline has been overdue for days: time to [`Deadlines::rebuild`].
-    #[must_use]
-    pub fn is_long_overdue(&self, now: Time) -> bool {
-        self.first().is_some_and(|(at, _)| now.us_since(at) > OVERDUE_MAX_US)
-    }
-
-    /// Takes all deadlines anew; those in the past count as `now`.
-    pub fn rebuild(&mut self, now: Time, deadlines: impl Iterator<Item = (u32, Time)>) {
-        *self = Self::default();
-        for (number, at) in deadlines {
-            self.set(number, at.max(now));
-        }
-    }
-
     /// Looks at a few entries, and drops those of things that need none. Called for each thing that stops to need one while those
     /// are more than the others, it keeps up with them.
     pub fn sweep(&mut self, is_needed: impl Fn(u32) -> bool) {
@@ -163,6 +151,22 @@ impl Deadlines {
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.heap.heap_bytes() + self.places.heap_bytes()
+    }
+
+    /// What was overdue for days is due now: no order is lost among the others, so the heap stays one.
+    fn bring_forward(&mut self, now: Time) {
+        let due = step_of(now);
+        if due <= self.first_step.saturating_add(OVERDUE_MAX_STEPS) {
+            return;
+        }
+        let first = low(self.first_step);
+        for place in 0..self.heap.len() {
+            if let Some(entry) = self.heap.get_mut(place) {
+                let at = self.first_step.saturating_add(u64::from(entry.step.wrapping_sub(first)));
+                entry.step = low(at.max(due));
+            }
+        }
+        self.first_step = due;
     }
 
     fn sift_up(&mut self, mut place: usize) {
@@ -296,8 +300,10 @@ mod tests {
                         let at = now + random() % (10 * DAY_US);
                         let step = at.div_ceil(1 << STEP_SHIFT);
                         match current {
-                            Some((old, _)) if old <= step => deadlines.postpone(number, Time::from_us(at)),
-                            _ => deadlines.set(number, Time::from_us(at)),
+                            Some((old, _)) if old <= step => {
+                                deadlines.postpone(number, Time::from_us(at), Time::from_us(now))
+                            }
+                            _ => deadlines.set(number, Time::from_us(at), Time::from_us(now)),
                         }
                         expected.retain(|(_, n)| *n != number);
                         expected.insert((step, number));
@@ -320,20 +326,20 @@ mod tests {
     #[test]
     fn a_later_deadline_is_a_hint_until_postponed() {
         let mut deadlines = Deadlines::default();
-        deadlines.set(1, Time::from_us(1024));
-        deadlines.set(2, Time::from_us(2048));
-        deadlines.set(1, Time::from_us(10_240));
+        deadlines.set(1, Time::from_us(1024), Time::ZERO);
+        deadlines.set(2, Time::from_us(2048), Time::ZERO);
+        deadlines.set(1, Time::from_us(10_240), Time::ZERO);
         assert_eq!(deadlines.first(), Some((Time::from_us(1024), 1)));
-        deadlines.postpone(1, Time::from_us(10_240));
+        deadlines.postpone(1, Time::from_us(10_240), Time::ZERO);
         assert_eq!(deadlines.first(), Some((Time::from_us(2048), 2)));
-        deadlines.set(1, Time::from_us(1));
+        deadlines.set(1, Time::from_us(1), Time::ZERO);
         assert_eq!(deadlines.first(), Some((Time::from_us(1024), 1)));
     }
 
     #[test]
     fn a_machine_that_slept_for_a_year_finds_everything_due() {
         let mut deadlines = Deadlines::default();
-        deadlines.set(1, Time::from_us(1000));
+        deadlines.set(1, Time::from_us(1000), Time::ZERO);
         let (at, number) = deadlines.first().unwrap();
         assert_eq!(number, 1);
         assert!(at < Time::from_us(365 * DAY_US));
@@ -341,24 +347,39 @@ mod tests {
 
     #[test]
     fn what_was_overdue_for_days_is_brought_forward() {
+        let day = |day: u64| Time::from_us(day * DAY_US);
         let mut deadlines = Deadlines::default();
-        deadlines.set(1, Time::from_us(DAY_US));
-        let now = Time::from_us(40 * DAY_US);
-        assert!(deadlines.is_long_overdue(now));
-        // Without this, the entry of day 1 would look later than one of day 45.
-        deadlines.rebuild(now, [(1, Time::from_us(DAY_US))].into_iter());
-        assert!(!deadlines.is_long_overdue(now));
-        deadlines.set(2, Time::from_us(45 * DAY_US));
-        assert_eq!(deadlines.first().map(|(_, number)| number), Some(1));
-        deadlines.remove(1);
+        for number in 0..50 {
+            deadlines.set(number, day(u64::from(number) % 9), day(0));
+        }
+        // Without this, an entry of the first days would look later than one of day 45.
+        let now = day(40);
+        deadlines.set(50, day(45), now);
+        deadlines.set(51, day(39), now);
+        for _ in 0..51 {
+            let (at, number) = deadlines.first().unwrap();
+            assert!(number != 50 && now <= at && at.us_since(now) < 1 << STEP_SHIFT, "{number} at {at:?}");
+            deadlines.remove(number);
+        }
+        assert_eq!(deadlines.first().map(|(_, number)| number), Some(50));
+    }
+
+    #[test]
+    fn made_up_deadline_counts_as_the_longest() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(1, Time::LAST, Time::ZERO);
+        deadlines.set(2, Time::from_us(DAY_US), Time::ZERO);
         assert_eq!(deadlines.first().map(|(_, number)| number), Some(2));
+        deadlines.remove(2);
+        let at = deadlines.first().map(|(at, _)| at.us_since(Time::from_us(DURATION_MAX.as_us())));
+        assert!(at.is_some_and(|late_us| late_us < 1 << STEP_SHIFT));
     }
 
     #[test]
     fn idle_entries_are_swept_as_fast_as_they_come() {
         let mut deadlines = Deadlines::default();
         for number in 0..10_000 {
-            deadlines.set(number, Time::from_us(u64::from(number) << STEP_SHIFT));
+            deadlines.set(number, Time::from_us(u64::from(number) << STEP_SHIFT), Time::ZERO);
         }
         // The first half becomes idle, unnoticed; then each of the rest says so.
         for idle in 5000..10_000 {
@@ -375,7 +396,7 @@ mod tests {
     fn memory_is_given_back() {
         let mut deadlines = Deadlines::default();
         for number in 0..10_000 {
-            deadlines.set(number, Time::from_us(u64::from(number)));
+            deadlines.set(number, Time::from_us(u64::from(number)), Time::ZERO);
         }
         for number in 0..10_000 {
             deadlines.remove(number);

@@ -182,7 +182,7 @@ impl Queues {
     pub fn push(&mut self, queue: QueueId, waiter: Waiter) -> Option<WaiterId> {
         let (tail, ticket) = self.queues.get(queue.0).map(|entry| (entry.tail, entry.next_ticket))?;
         let hash = hash(&waiter.owner);
-        let deadline = waiter.deadline;
+        let (deadline, now) = (waiter.deadline, waiter.since);
         let number = self.nodes.insert(Node { waiter, queue: queue.0, previous: tail, next: NONE, ticket })?;
         if let Some(before) = self.nodes.get_mut(tail) {
             before.next = number;
@@ -196,7 +196,7 @@ impl Queues {
         entry.next_ticket += 1;
         self.by_owner.insert((queue.0, hash, number));
         if deadline != Time::NEVER {
-            self.deadlines.set(number, deadline);
+            self.deadlines.set(number, deadline, now);
         }
         Some(WaiterId(number))
     }
@@ -235,7 +235,7 @@ impl Queues {
 
     /// Replaces a waiter's request in place: it keeps its turn. The owner must be the same.
     pub fn replace(&mut self, waiter: WaiterId, request: Waiter) -> Option<Waiter> {
-        let deadline = request.deadline;
+        let (deadline, now) = (request.deadline, request.since);
         let node = self.nodes.get_mut(waiter.0)?;
         debug_assert_eq!(node.waiter.owner, request.owner);
         let since = node.waiter.since;
@@ -243,7 +243,7 @@ impl Queues {
         if deadline == Time::NEVER {
             self.deadlines.remove(waiter.0);
         } else {
-            self.deadlines.set(waiter.0, deadline);
+            self.deadlines.set(waiter.0, deadline, now);
         }
         Some(old)
     }
@@ -303,17 +303,9 @@ impl Queues {
         self.deadlines.first().map(|(at, number)| (at, WaiterId(number)))
     }
 
-    /// Keeps the deadlines in order after a pause of days.
-    pub(crate) fn mind_overdue(&mut self, now: Time) {
-        if self.deadlines.is_long_overdue(now) {
-            let waits = self.nodes.iter().map(|(number, node)| (number, node.waiter.deadline));
-            self.deadlines.rebuild(now, waits.filter(|(_, deadline)| *deadline != Time::NEVER));
-        }
-    }
-
     /// The waiter's deadline turned out to be later than noted.
-    pub fn postpone(&mut self, waiter: WaiterId, at: Time) {
-        self.deadlines.postpone(waiter.0, at);
+    pub fn postpone(&mut self, waiter: WaiterId, at: Time, now: Time) {
+        self.deadlines.postpone(waiter.0, at, now);
     }
 
     /// All queues.

@@ -210,7 +210,7 @@ fn list_of_effects_that_was_given_back_is_used_again() {
 fn heap_of_deadlines_gives_its_memory_back() {
     let mut deadlines = Deadlines::default();
     for number in 0..100_000 {
-        deadlines.set(number, at(u64::from(number)));
+        deadlines.set(number, at(u64::from(number)), Time::ZERO);
     }
     assert!(deadlines.heap_bytes() >= 100_000 * 12);
     for number in 0..100_000 {

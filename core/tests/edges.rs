@@ -2,6 +2,7 @@
 
 mod support;
 
+use flock_core::deadlines::DURATION_MAX;
 use flock_core::lock::{Mode, Start};
 use flock_core::request::ReleaseScope;
 use flock_core::snapshot::Image;
@@ -212,5 +213,26 @@ fn forged_deadline_delays_no_other_lease() {
         }
         assert!(over.contains(&lock), "{start:?}: a lease did not end");
         assert_eq!(over.len(), 2, "{start:?}");
+    }
+}
+
+#[test]
+fn lease_ends_after_weeks_in_which_nothing_ran() {
+    // A machine that was suspended: somebody asks for another lock before anything is looked at. Deadlines that lie so far apart are in
+    // no order.
+    for days in 0..60 {
+        let mut table = Table::new(Limits::DEFAULT);
+        let _announced = table.promoted(Time::ZERO, wall(), Millis(0));
+        let place = |key| Place { db: 0, key, lock: None };
+        let old = table.acquire(Time::ZERO, place(b"old"), &ask("a"), Caller::default(), &mut Deaf).lock;
+        let waits = Acquire { wait: Wait::Block(Some(LEASE)), ..Acquire::new(b"old", b"c", LEASE) };
+        let caller = Caller { blocked: 7, ..Caller::default() };
+        drop(table.acquire(Time::ZERO, Place { lock: old, ..place(b"old") }, &waits, caller, &mut Deaf));
+        let now = Time::from_us(days * 24 * 3600 * 1_000_000 + 1_000_000);
+        let ahead = Acquire { lease: DURATION_MAX, ..Acquire::new(b"k", b"b", LEASE) };
+        drop(table.acquire(now, place(b"k"), &ahead, Caller::default(), &mut Deaf));
+        assert!(table.next_deadline().is_some_and(|at| at <= now.after(Millis(2))), "after {days} days");
+        let due = table.advance(now.after(Millis(2)));
+        assert!(matches!(due, Due::Look(_, lock) if lock == old), "after {days} days: {due:?}");
     }
 }

@@ -15,7 +15,7 @@ use crate::{cluster, propagation, role};
 use flock_core::effect::Notice;
 use flock_core::refusal::{EndReason, LossReason};
 use flock_core::table::Due;
-use flock_core::{Effect, LockId, Name, Place, Time};
+use flock_core::{Effect, LockId, Millis, Name, Place, Time};
 
 /// How long one turn may work before clients are served again. A burst of leases that end together takes several turns.
 const TURN_US: u64 = 1_000;
@@ -25,7 +25,7 @@ const LARGE_BLOCK_BYTES: usize = 128 << 10;
 /// The clock is read once per so many things done.
 const CLOCK_EVERY: u32 = 16;
 /// A lease of a slot that is not this node's is looked at again after this.
-const DEFER_US: u64 = 100_000;
+const DEFER: Millis = Millis(100);
 /// When replica traffic is to be avoided, look again after this.
 const RETRY_US: u64 = 10_000;
 
@@ -178,7 +178,7 @@ fn look(name: &Name, expected: Option<LockId>, now: Time) {
     if let Some(reason) = cluster::why_not_served(&ctx, key_name.as_str()) {
         dismiss(&ctx, name, expected, reason);
         if let Some(lock) = expected {
-            with_table(|table| table.defer(lock, Time::from_us(now.as_us() + DEFER_US)));
+            with_table(|table| table.defer(now, lock, DEFER));
         }
         return;
     }

@@ -125,9 +125,6 @@ impl Table {
 
     /// A lock with a lease that is over, the longest overdue first; hints that came up too early are put right.
     fn next_lock_over(&mut self, now: Time) -> Option<(LockId, Name)> {
-        if self.deadlines.is_long_overdue(now) {
-            self.recall(now);
-        }
         loop {
             let (at, slot) = self.deadlines.first()?;
             if at > now {
@@ -136,14 +133,13 @@ impl Table {
             let lock = LockId::from_slot(slot)?;
             match self.lock(lock).map(Lock::next_deadline) {
                 Some(Time::NEVER) | None => self.deadlines.remove(slot),
-                Some(deadline) if deadline > now => self.deadlines.postpone(slot, deadline),
+                Some(deadline) if deadline > now => self.deadlines.postpone(slot, deadline, now),
                 Some(_) => return self.name(lock).cloned().map(|name| (lock, name)),
             }
         }
     }
 
     fn next_wait_over(&mut self, now: Time) -> Option<WaiterId> {
-        self.queues.mind_overdue(now);
         loop {
             let (at, waiter) = self.queues.first_deadline()?;
             if at > now {
@@ -153,7 +149,7 @@ impl Table {
             if deadline <= now {
                 return Some(waiter);
             }
-            self.queues.postpone(waiter, deadline);
+            self.queues.postpone(waiter, deadline, now);
         }
     }
 

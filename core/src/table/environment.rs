@@ -6,6 +6,7 @@
 use super::due::{Pending, push_outcome};
 use super::reinstatement::JustRemoved;
 use super::{ClientId, LockId, Table, loss_notice};
+use crate::deadlines::Deadlines;
 use crate::effect::{Decision, Effect, Effects, WaitOutcome};
 use crate::lock::{Change, Hold, Lock, Start};
 use crate::name::Name;
@@ -187,18 +188,22 @@ impl Table {
         }
     }
 
-    /// Nobody may end the holds of this lock here for now: its slot is not this node's. It comes up again at `until`, or when
+    /// Nobody may end the holds of this lock here for now: its slot is not this node's. It comes up again after `pause`, or when
     /// [`Table::recall`] is called.
-    pub fn defer(&mut self, lock: LockId, until: Time) {
+    pub fn defer(&mut self, now: Time, lock: LockId, pause: Millis) {
         if self.lock(lock).is_some_and(|lock| !lock.is_free()) {
-            self.deadlines.postpone(lock.slot(), until);
+            self.deadlines.postpone(lock.slot(), now.after(pause), now);
         }
     }
 
     /// Every lease comes up at its time again. O(n).
     pub fn recall(&mut self, now: Time) {
-        let held = self.locks.iter().map(|(slot, entry)| (slot, entry.lock.next_deadline()));
-        self.deadlines.rebuild(now, held.filter(|(_, deadline)| *deadline != Time::NEVER));
+        self.deadlines = Deadlines::default();
+        for slot in 0..self.locks.end() {
+            if let Some(lock) = LockId::from_slot(slot) {
+                self.note_deadline(lock, Start::Now(now));
+            }
+        }
     }
 
     /// Session holds without a connection keep their grace.

@@ -367,12 +367,13 @@ impl Table {
             (true, false) => self.held -= 1,
             _ => {}
         }
-        self.note_deadline(lock);
+        self.note_deadline(lock, start);
     }
 
     /// A lock that is free keeps its entry until it comes up, or is held again: most are given back long before their lease ends, and
     /// their number is the next to be used. Only a primary, where entries come up, and only as long as they do not outnumber the held.
-    fn note_deadline(&mut self, lock: LockId) {
+    /// While loading nothing is noted: [`Table::start_loaded`] notes all.
+    fn note_deadline(&mut self, lock: LockId, start: Start) {
         match self.lock(lock).map_or(Time::NEVER, Lock::next_deadline) {
             Time::NEVER => {
                 if !self.counter.is_seeded() || self.deadlines.len() > 2 * self.held + IDLE_DEADLINES_MAX {
@@ -384,7 +385,11 @@ impl Table {
                     self.deadlines.give_back();
                 }
             }
-            deadline => self.deadlines.set(lock.slot(), deadline),
+            deadline => {
+                if let Start::Now(now) = start {
+                    self.deadlines.set(lock.slot(), deadline, now);
+                }
+            }
         }
     }
 

@@ -1,7 +1,6 @@
 //! Replicas and loading: they apply what was decided elsewhere.
 
 use super::{LockId, Place, Table};
-use crate::deadlines::Deadlines;
 use crate::effect::Decision;
 use crate::lock::{Change, Start};
 use crate::name::Name;
@@ -58,7 +57,7 @@ impl Table {
         if let (Start::Now(now), Some(entry)) = (start, self.entry_mut(lock)) {
             // A restored deadline may be made up: no hold lasts longer than a fresh one.
             entry.lock.cap(now);
-            self.note_deadline(lock);
+            self.note_deadline(lock, start);
         }
         Some(lock)
     }
@@ -79,16 +78,12 @@ impl Table {
     /// Loading has ended: leases that were loaded without a deadline start now, and the grace of session holds, if this server decides
     /// already.
     pub fn start_loaded(&mut self, now: Time) {
-        // Noted anew: a stored deadline may be made up, and those that are noted must lie within days of each other.
-        self.deadlines = Deadlines::default();
         for slot in 0..self.locks.end() {
-            let Some(lock) = LockId::from_slot(slot) else { return };
-            let Some(entry) = self.locks.get_mut(slot) else {
-                continue;
-            };
-            entry.lock.start(now);
-            self.note_deadline(lock);
+            if let Some(entry) = self.locks.get_mut(slot) {
+                entry.lock.start(now);
+            }
         }
+        self.recall(now);
         if self.counter.is_seeded() {
             self.cut_unbound_sessions();
         }
