@@ -20,6 +20,7 @@ use flock_core::{
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestError, TestRunner};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use support::naive::{Answer, Ask, Key, Name, Patience, Said, Scope, Server, Word};
 use support::world::{Happened, World};
@@ -621,13 +622,15 @@ fn core_and_naive_server_agree() {
     // Hundreds of failed attempts on the way to the shortest sequence are of no interest.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
+    let performed = Cell::new(0);
     let result = TestRunner::new(config.clone()).run(&sequences, |(start, steps, seen)| {
+        performed.set(performed.get() + steps.len());
         Comparison::test_sequential(config.clone(), start, steps, seen);
         Ok(())
     });
     std::panic::set_hook(hook);
     match result {
-        Ok(()) => {}
+        Ok(()) => println!("{} steps", performed.get()),
         Err(TestError::Fail(reason, (_, steps, _))) => {
             let steps: String = steps.iter().map(|step| format!("    {step:?}\n")).collect();
             panic!("FLOCK_MODEL_SEED={seed} FLOCK_MODEL_CASES={cases}: {reason}\nafter\n{steps}");
