@@ -40,6 +40,17 @@ if [ "$tier" != quick ]; then
     FLOCK_MODULE_PLANTED=$(cd "$planted" && pwd)/release/libflock.so
     export FLOCK_MODULE_PLANTED
 fi
-stage "tests on real servers, $tier" cargo test --no-fail-fast -p flock-tests -p fenced-storage
+# Thousands of lines, and the servers' logs: what has failed, and why, is told once more at the end.
+on_real_servers() {
+    log=${CARGO_TARGET_DIR:-target}/test-$tier.log
+    { cargo test --no-fail-fast -p flock-tests -p fenced-storage 2>&1 || touch "$log.failed"; } | tee "$log"
+    [ -e "$log.failed" ] || return 0
+    rm "$log.failed"
+    echo "test: once more, what failed (all of it: $log)"
+    awk "/^thread '.*panicked at / { left = 20 } /^note: |^\$/ { left = 0 } left-- > 0" "$log"
+    grep '^test .* FAILED$' "$log"
+    return 1
+}
+stage "tests on real servers, $tier" on_real_servers
 
 printf 'test: all passed\n%s' "$times"
