@@ -247,8 +247,9 @@ fn request_of_a_connection_that_is_gone_before_it_is_read_does_not_stay(builder:
     let mut bob = server.connect(Protocol::Resp2);
     server.sigstop();
     bob.send(&args!["FLOCK.ACQUIRE", "k", "bob", LEASE_MS, "BLOCK", 0]);
-    let id = bob.id();
+    let (id, bobs_end) = (bob.id(), bob.local_addr());
     drop(bob);
+    server.wait_until_hung_up(bobs_end);
     server.sigcont();
     server.wait_until_gone(id);
     assert!(waiters(&mut alice, "k").is_empty());
@@ -272,11 +273,13 @@ fn waiter_that_closes_while_its_grant_is_made_passes_it_on(builder: Builder) {
         if release_first {
             alice.send(&release);
         }
+        let bobs_end = bob.local_addr();
         if by_reset {
             bob.abort();
         } else {
             drop(bob);
         }
+        server.wait_until_hung_up(bobs_end);
         if !release_first {
             alice.send(&release);
         }

@@ -98,6 +98,11 @@ impl Conn {
         self.id.expect("this connection does not know its id")
     }
 
+    /// The address of this end.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.stream.local_addr().expect("a connection has two ends")
+    }
+
     /// Sends a command and waits for its reply.
     ///
     /// # Panics

@@ -206,6 +206,26 @@ impl Server {
         });
     }
 
+    /// Waits until the end of the connection from `peer` has reached this server's side, where a server that is stopped will find it.
+    /// The kernel may carry it over a little after the peer has closed, and behind what was sent later over another connection.
+    ///
+    /// # Panics
+    /// If it has not within [`ANSWER_WITHIN`].
+    #[track_caller]
+    pub fn wait_until_hung_up(&self, peer: SocketAddr) {
+        wait_until(&format!("the connection from {peer} has ended"), ANSWER_WITHIN, || self.is_hung_up(peer));
+    }
+
+    fn is_hung_up(&self, peer: SocketAddr) -> bool {
+        const ESTABLISHED: &str = "01";
+        // 127.0.0.1 as the kernel writes it: the word in the machine's order of bytes.
+        let localhost = u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets());
+        let end = |port: u16| format!("{localhost:08X}:{port:04X}");
+        let connection = [end(self.port()), end(peer.port()), ESTABLISHED.to_owned()];
+        let table = fs::read_to_string("/proc/net/tcp").expect("the kernel lists its connections");
+        !table.lines().any(|line| line.split_whitespace().skip(1).take(3).eq(connection.iter()))
+    }
+
     /// Whether the process is there; a stopped one (SIGSTOP) is.
     pub fn is_running(&self) -> bool {
         self.exit_status().is_none() && self.process().is_some()

@@ -171,6 +171,24 @@ fn stopped_server_is_silent_until_it_goes_on() {
 }
 
 #[test]
+fn end_of_a_connection_is_seen_on_the_side_of_a_stopped_server() {
+    let server = plain().start();
+    for by_reset in [false, true] {
+        let conn = server.connect(Protocol::Resp2);
+        let peer = conn.local_addr();
+        server.sigstop();
+        assert!(!server.is_hung_up(peer));
+        if by_reset {
+            conn.abort();
+        } else {
+            drop(conn);
+        }
+        server.wait_until_hung_up(peer);
+        server.sigcont();
+    }
+}
+
+#[test]
 fn blocked_and_gone_clients_are_seen() {
     for generation in GENERATIONS {
         let server = plain().generation(generation).start();
