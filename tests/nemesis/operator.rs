@@ -32,6 +32,8 @@ pub(crate) struct Operator<'a> {
     /// Held while a server or a role changes: what the server takes and the module puts back must not fall into that gap
     /// (docs/GUARANTEES.md: a lock that was put back can be lost by a failover).
     pub(crate) change: &'a RwLock<()>,
+    /// See the saboteur.
+    pub(crate) pause: &'a RwLock<()>,
     pub(crate) random: Random,
 }
 
@@ -256,8 +258,10 @@ impl Operator<'_> {
         let node = usize::try_from(self.random.below(NODES as u64)).expect("a small number");
         let distance_s = i64::try_from(self.random.below(DAY_S)).expect("a day is short");
         let offset_s = if self.random.one_in(2) { distance_s } else { -distance_s };
-        // Keys with a time to live live by this clock.
+        // Keys with a time to live live by this clock; and pauses: put back by hours, it makes one last for hours, in which not even
+        // CLIENT UNPAUSE is heard.
         let _change = self.change.write().expect("nobody panics with the lock");
+        let _unpaused = self.pause.read().expect("nobody panics with the lock");
         self.servers[node].set_wall_clock(offset_s);
         true
     }

@@ -144,7 +144,7 @@ fn disturb(plan: &Plan, work: &Work, log: &Log, servers: &mut [Server]) -> Audit
         }
         if plan.with_operator {
             let random = Random::from_seed(random.number());
-            threads.spawn(move || Operator { work, log, servers, change, random }.run());
+            threads.spawn(move || Operator { work, log, servers, change, pause, random }.run());
         }
         let_pass(plan.lasts);
         poll(VISITS_WITHIN, || (work.unfenced.visits() >= plan.visits_min).then_some(()));

@@ -28,7 +28,8 @@ pub(crate) struct Saboteur<'a> {
     pub(crate) number: usize,
     /// See the operator.
     pub(crate) change: &'a RwLock<()>,
-    /// Held during pauses: Valkey 8.0.1 dies of `CLIENT UNBLOCK` for a client that a pause holds up, with and without a module.
+    /// Held during pauses: Valkey 8.0.1 dies of `CLIENT UNBLOCK` for a client that a pause holds up, with and without a module; and
+    /// pauses end by the wall clock, which the operator steps.
     pub(crate) pause: &'a RwLock<()>,
     pub(crate) random: Random,
     /// False for a planted bug: deletions are not told to the history, as if the server lost locks by itself.
