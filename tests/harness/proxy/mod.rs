@@ -465,7 +465,9 @@ impl Shared {
         if let Some(ended) = state.links.get_mut(&link).map(|link| &mut link.ended) {
             ended[index(direction)] = true;
             if *ended == [true; 2] {
-                state.links.remove(&link);
+                // A side that was not told of the other's end is now: as a host that comes back answers for a socket it has forgotten.
+                // Its reader waits for it otherwise, and nobody would find it in the list.
+                state.cut(link, Cut::Fin);
             }
         }
     }

@@ -252,6 +252,26 @@ fn half_open_server_side_does_not_learn_of_the_close() {
 }
 
 #[test]
+fn server_that_speaks_to_a_client_long_gone_learns_that_it_is() {
+    let echo = Echo::start();
+    let proxy = Proxy::to(echo.address);
+    let client = connect(&proxy);
+    send(&client, b"x");
+    expect(&client, b"x");
+    let mut server = echo.connections.recv_timeout(SOON).expect("the server should have a connection");
+    proxy.half_open();
+    drop(client);
+    wait_until("the close is lost", SOON, || proxy.shared.lock().links.values().all(|link| link.ended[0]));
+    proxy.heal();
+    // The first byte finds the client's side closed, and only the second finds that out.
+    wait_until("the link has ended", SOON, || {
+        let _ = server.write_all(b"y");
+        proxy.links() == 0
+    });
+    wait_until("nobody waits for it", SOON, || proxy.shared.lock().threads == 0);
+}
+
+#[test]
 fn dropped_proxy_leaves_nothing_behind() {
     let echo = Echo::start();
     let proxy = Proxy::to(echo.address);
