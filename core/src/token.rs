@@ -171,6 +171,13 @@ impl TokenCounter {
         self.reserve()
     }
 
+    /// The mark of this incarnation, also before it is seeded: a primary that has loaded its data may not replicate yet, because of a
+    /// pause, and so not begin. Whoever takes over from a snapshot of then must start above what this one hands out after the pause.
+    #[must_use]
+    pub fn mark_once_seeded(&self, wall: WallClock) -> u64 {
+        if self.seeded { self.mark } else { self.clone().seed(wall) }
+    }
+
     /// This server is no primary any more: a later promotion seeds again.
     pub fn retire(&mut self) {
         self.seeded = false;

@@ -150,12 +150,14 @@ pub(crate) fn was_unlinked_in_this_command() -> bool {
 /// Writes the counter and its mark to a snapshot.
 pub(crate) fn aux_save(writer: &mut RdbWriter<'_>) {
     let mut bytes = Vec::new();
+    let is_primary = writer.server_flags().is_primary();
     with_table(|table| {
-        if !table.counter().is_used() {
+        let counter = table.counter();
+        if !counter.is_used() {
             return; // a snapshot of a server that never saw a lock loads without the module
         }
-        let counter = CounterImage { value: table.counter().value(), mark: table.counter().mark() };
-        snapshot::encode_counter(counter, &mut bytes);
+        let mark = if is_primary { counter.mark_once_seeded(state::wall_clock()) } else { counter.mark() };
+        snapshot::encode_counter(CounterImage { value: counter.value(), mark }, &mut bytes);
     });
     if !bytes.is_empty() {
         writer.save_bytes(&bytes);

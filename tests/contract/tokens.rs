@@ -35,6 +35,7 @@ on_own_servers![
     token_rises_over_a_restart_with_nothing,
     token_rises_on_a_replica_that_missed_2000_grants,
     token_rises_on_a_replica_whose_primary_rewrote_its_files,
+    token_rises_on_a_replica_of_a_primary_that_was_paused_as_it_loaded,
     two_primaries_never_give_the_same_token,
     replica_forgets_no_token_of_its_own_past,
     floor_raises_the_counter_though_the_lock_is_held,
@@ -353,6 +354,39 @@ fn token_rises_on_a_replica_whose_primary_rewrote_its_files(builder: Builder) {
 fn run_ahead_a_little(conn: &mut Conn) {
     let token = one_token(conn);
     conn.cmd(&args!["FLOCK.ACQUIRE", "probe", "nobody else", 1, "FLOOR", token + 600_000]);
+}
+
+fn token_rises_on_a_replica_of_a_primary_that_was_paused_as_it_loaded(builder: Builder) {
+    // Paused, a primary announces no mark, yet replicas copy it. Then it grants what none of them has heard of.
+    let slow = builder.clone().config("key-load-delay", 20_000).config("loading-process-events-interval-bytes", 1024);
+    let mut primary = slow.start();
+    let mut conn = primary.connect(Protocol::Resp2);
+    run_ahead(&mut conn);
+    for number in 0..30 {
+        conn.cmd(&args!["SET", format!("long to load {number}"), "x".repeat(2048)]);
+    }
+    assert_eq!(conn.cmd(&["SAVE"]), Reply::ok());
+    primary.kill9();
+    let address = primary.addr();
+    let pausing = std::thread::spawn(move || {
+        wait_until("the loading server is paused", ANSWER_WITHIN, || {
+            let Ok(mut conn) = Conn::try_open_raw(address) else { return false };
+            conn.try_cmd(&["CLIENT", "PAUSE", "600000", "WRITE"]) == Ok(Reply::ok())
+        });
+    });
+    primary.start_again();
+    pausing.join().expect("it loads for long enough");
+    let replica = builder.replica_of(&primary).start();
+    wait_in_step(&primary, &replica);
+    replica.sigstop();
+    let mut conn = primary.connect(Protocol::Resp2);
+    assert_eq!(conn.cmd(&["CLIENT", "KILL", "TYPE", "replica"]), Reply::Int(1));
+    assert_eq!(conn.cmd(&["CLIENT", "UNPAUSE"]), Reply::ok());
+    let before = many_tokens(&mut conn, 100);
+    primary.kill9();
+    replica.sigcont();
+    promote(&replica);
+    assert_rises(&replica, before);
 }
 
 fn two_primaries_never_give_the_same_token(builder: Builder) {

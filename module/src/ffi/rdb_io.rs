@@ -85,6 +85,11 @@ impl RdbWriter<'_> {
         NonNull::new(io).map(|io| Self { io, callback: PhantomData })
     }
 
+    /// The state of the server, in whose fork child this may run.
+    pub(crate) fn server_flags(&self) -> ContextFlags {
+        ContextFlags::of_server()
+    }
+
     pub(crate) fn save_bytes(&mut self, bytes: &[u8]) {
         let save_string_buffer = server_fn!(RedisModule_SaveStringBuffer);
         // SAFETY: the callback is running; the server copies `len` bytes.
