@@ -401,6 +401,7 @@ impl Builder {
                 events: events.clone(),
                 parties: Parties::default(),
                 keepalive: KeepAlive::new(),
+                response_timeout: self.link.response_timeout,
                 operation_timeout: self.operation_timeout,
                 claim: self.claim,
                 listens: self.listens,
@@ -509,7 +510,7 @@ impl Flock {
     }
 
     /// Ends the client for all its clones: waiting acquisitions fail, what is still held is lost and given back, and this returns
-    /// when the server has confirmed all that.
+    /// when the server has confirmed all that. It waits for no future that is not polled: what such a one was to release is released.
     ///
     /// # Errors
     /// [`ShutdownTimedOut`] if that took longer than `timeout`; what is left ends with its lease.
@@ -528,6 +529,7 @@ impl Flock {
                 ending.waits.until_none().await;
                 ending.end_asked();
                 ending.end_all();
+                ending.thread.take_over_all();
                 ending.errands.until_none().await;
             };
             let is_clean = tokio::time::timeout(timeout, given_back).await.is_ok();

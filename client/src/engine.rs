@@ -45,6 +45,8 @@ pub(crate) struct Engine {
     pub(crate) nodes: Nodes,
     pub(crate) parties: Parties,
     pub(crate) keepalive: KeepAlive,
+    /// How long the server may take to answer one command.
+    pub(crate) response_timeout: Duration,
     /// How long an operation that does not wait for others may take, with its retries.
     pub(crate) operation_timeout: Duration,
     pub(crate) claim: Duration,
@@ -122,8 +124,10 @@ impl Engine {
             Nodes::Cluster(cluster) => drop(tasks.spawn(Arc::clone(cluster).run())),
         }
         tasks.spawn(ClientThread::let_in(door));
-        let keeper = Arc::clone(&self);
-        tasks.spawn(async move { keeper.keepalive.run(&keeper).await });
+        let engine = Arc::clone(&self);
+        tasks.spawn(async move { engine.keepalive.run(&engine).await });
+        let engine = Arc::clone(&self);
+        tasks.spawn(async move { engine.thread.take_over_late(engine.response_timeout).await });
         // An error means that the other end is gone: the same.
         let _ = stop.wait_for(|stop| *stop).await;
         // An acquisition that was dropped last may not know it yet: what waits gives up, and then back what it has.

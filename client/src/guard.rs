@@ -170,7 +170,8 @@ impl Guard {
     /// answer came: then calling it again settles it. [`HoldError::Config`] for a re-entrant handle: others rely on its mode.
     ///
     /// # Cancel safety
-    /// The conversion goes on in the background if the future is dropped, and [`Guard::token`] may then change by itself.
+    /// The conversion goes on in the background if the future is dropped or not polled any more, and [`Guard::token`] may then change by
+    /// itself.
     pub async fn convert(&mut self, mode: Mode) -> Result<(), HoldError> {
         let (engine, hold) = (Arc::clone(self.engine()), Arc::clone(self.hold()));
         // Half a conversion is none.
@@ -210,7 +211,7 @@ impl Guard {
     /// lock is given back in the background all the same; at the latest it is free when its lease is over.
     ///
     /// # Cancel safety
-    /// The lock is given back though the future is dropped.
+    /// The lock is given back though the future is dropped, or put aside after its first poll.
     pub async fn release(self) -> Result<Released, HoldError> {
         let was_lost = self.loss().is_some();
         let engine = self.engine();
@@ -457,7 +458,7 @@ impl GuardSet {
     /// The first error; the other locks are given back all the same.
     ///
     /// # Cancel safety
-    /// The locks are given back though the future is dropped.
+    /// The locks are given back though the future is dropped, or put aside after its first poll.
     pub async fn release(self) -> Result<Released, HoldError> {
         let mut outcome = Ok(Released::Released);
         // All are begun before the first answer is waited for: a server that is silent is waited for once.

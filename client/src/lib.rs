@@ -53,9 +53,10 @@
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
 //! * **Your runtime is not in the way**, unless it was given to [`Builder::on_runtime`]. Connections, renewals, waits and what is given
 //!   back are the business of a thread of the client's own: a busy or blocked runtime costs no lease, and a future needs no particular
-//!   runtime, or none. Only the first request of an operation is made where its future is polled. If that is never polled again, what
-//!   was granted lasts for [`Builder::claim`]; and if its answer is lost with the connection while the caller is blocked, it is sent
-//!   again when the caller goes on: until then a wait has no place, and what was to be released stays for its lease.
+//!   runtime, or none. Only the first request of an operation is made where its future is polled. If that is not polled any more, because
+//!   its thread is blocked or it was put aside, a release and a conversion are carried out all the same, at most two response timeouts
+//!   later. What was granted lasts for [`Builder::claim`], as the future may never be polled again; and a wait whose first request is lost
+//!   with the connection is asked for again when it is polled: until then it has no place in the queue.
 //!
 //! # What it does not promise
 //!

@@ -1,6 +1,6 @@
 //! The client against a server in memory, in time that passes at once: what takes an hour or happens in one microsecond is exact here.
 
-use std::future::IntoFuture;
+use std::future::{Future, IntoFuture};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -343,6 +343,51 @@ async fn shutdown_goes_on_though_its_future_is_dropped() {
     server.cut_connections();
     sleep(secs(2)).await;
     assert_eq!(server.connections(), 0); // nobody keeps them up
+}
+
+/// Polls once, and loses the answer with the connection.
+async fn begin_and_cut(server: &Server, work: &mut (impl Future + Unpin)) {
+    assert!(timeout(Duration::ZERO, work).await.is_err());
+    server.cut_connections();
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_nobody_polls_is_carried_out() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let guard = flock.lock("k").lease(secs(600)).await.unwrap();
+    let mut release = Box::pin(guard.release());
+    begin_and_cut(&server, &mut release).await;
+    assert_eq!(server.holders("k").len(), 1, "the request was lost");
+    sleep(ms(1100)).await; // two response timeouts, and a new connection
+    assert!(server.holders("k").is_empty());
+    assert_eq!(release.await.unwrap(), Released::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_nobody_polls_does_not_hold_up_a_shutdown() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let mut release = Box::pin(flock.lock("k").lease(secs(600)).await.unwrap().release());
+    assert!(timeout(Duration::ZERO, &mut release).await.is_err());
+    let begun = Instant::now();
+    flock.shutdown(secs(5)).await.unwrap();
+    assert_on_time(begun.elapsed(), Duration::ZERO);
+    assert_eq!(release.await.unwrap(), Released::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn conversion_that_nobody_polls_holds_up_no_other() {
+    let server = Server::new();
+    let flock = server.client().await;
+    let mut guard = flock.lock("k").shared().await.unwrap();
+    let before = guard.token();
+    let mut upgrade = Box::pin(guard.upgrade());
+    begin_and_cut(&server, &mut upgrade).await;
+    std::mem::forget(upgrade);
+    timeout(secs(2), guard.downgrade()).await.unwrap().unwrap();
+    assert!(guard.token() > before, "the upgrade was carried out first");
+    assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]

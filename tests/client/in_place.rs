@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use flock_client::{AcquireError, ConnectError, Flock, HolderState, LossReason, Released};
 use flock_tests::on_own_servers;
-use flock_tests::proxy::{Direction, Fault, Proxy};
+use flock_tests::proxy::{Cut, Direction, Fault, Proxy};
 use flock_tests::server::{Builder, Server};
 use flock_tests::wait::{let_pass, wait_until};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
 use crate::scene::{
-    SOON, assert_kept, connect, give_back, held, held_and_waiting, is_current, ms, on, quick, stalled_since, url,
-    wait_until_nothing_is_left, wait_until_waiting, watch_the_machine,
+    SOON, assert_in_time, assert_kept, connect, give_back, held, held_and_waiting, is_current, ms, on, quick,
+    stalled_since, url, wait_until_nothing_is_left, wait_until_waiting, watch_the_machine,
 };
 
 on_own_servers![
@@ -25,6 +25,7 @@ on_own_servers![
     short_hold_costs_no_renewal,
     hold_that_lasts_is_confirmed,
     dropped_release_is_carried_out,
+    release_of_a_blocked_caller_outlives_its_connection,
     blocked_caller_gets_its_turn_and_keeps_it,
     future_that_is_not_polled_again_costs_its_claim,
     shutdown_does_not_wait_for_futures_that_nobody_polls,
@@ -131,6 +132,28 @@ fn dropped_release_is_carried_out(builder: Builder) {
         }
         drop(held(&flock, "k").await.release()); // not even begun
         wait_until_nothing_is_left(&server, SOON);
+    });
+}
+
+fn release_of_a_blocked_caller_outlives_its_connection(builder: Builder) {
+    // The request is lost with its connection, and the caller's runtime is blocked. Others have the lock long before the lease is over.
+    watch_the_machine();
+    let server = builder.start();
+    let proxy = Proxy::to(server.addr());
+    single_threaded().block_on(async {
+        let flock = quick(proxy.addr()).response_timeout(ms(200)).connect().await.unwrap();
+        let guard = flock.lock("k").lease(Duration::from_secs(600)).await.unwrap();
+        proxy.set_existing(Direction::ToServer, Fault::Drop);
+        let mut release = Box::pin(guard.release());
+        assert!(begin(&mut release).await);
+        let_pass(ms(50)); // for the client's thread to send it
+        proxy.cut(Cut::Reset);
+        assert_eq!(held_and_waiting(&server), (1, 0));
+        let began = Instant::now();
+        wait_until_nothing_is_left(&server, SOON); // on this thread
+        println!("given back after {:?}", began.elapsed());
+        assert_in_time(began, began.elapsed(), ms(1500));
+        assert_eq!(release.await.unwrap(), Released::Released);
     });
 }
 
