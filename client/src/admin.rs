@@ -264,8 +264,11 @@ impl Locks {
 
     /// All that is left, in one list.
     ///
-    /// # Errors, cancel safety
+    /// # Errors
     /// As [`Locks::next_page`]; what was read is dropped.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops what was read.
     pub async fn all(mut self) -> Result<Vec<HeldLock>, AdminError> {
         let mut locks = Vec::new();
         while let Some(page) = self.next_page().await? {
@@ -281,7 +284,8 @@ impl Flock {
     ///
     /// # Errors
     /// [`AdminError::Unavailable`] if there was no answer within the operation timeout, with its retries; [`AdminError::Server`] if the
-    /// server refused; [`AdminError::Unreadable`] if this crate is too old for the answer.
+    /// server refused; [`AdminError::Unreadable`] if this crate is too old for the answer; [`AdminError::ShutDown`] after
+    /// [`Flock::shutdown`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect: nothing is changed.
@@ -293,6 +297,18 @@ impl Flock {
     /// The held locks whose keys match a glob, as `order:*`; `*` is all. Only the database of the URL, and only keys that this user may
     /// read. Nothing is asked until a page is. Of a cluster, those of one primary after the other: a lock whose slot moves meanwhile may be
     /// shown twice, or not.
+    ///
+    /// ```no_run
+    /// # async fn example(flock: flock_client::Flock) -> Result<(), flock_client::AdminError> {
+    /// let mut locks = flock.list("order:*");
+    /// while let Some(page) = locks.next_page().await? {
+    ///     for lock in page {
+    ///         println!("{} since token {}", lock.key.escape_ascii(), lock.token);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn list(&self, pattern: impl AsRef<[u8]>) -> Locks {
         let page_size = List::default().count;
         Locks {
@@ -311,7 +327,7 @@ impl Flock {
     ///
     /// # Errors
     /// [`AdminError::Unavailable`] if it was not sent within the operation timeout, [`AdminError::Unknown`] if it was and no answer came,
-    /// [`AdminError::Server`] if the server refused: the user needs permission for `FLOCK.REVOKE`.
+    /// [`AdminError::Server`] if the server refused: the user needs permission for `FLOCK.REVOKE`. The others as [`Flock::info`].
     ///
     /// # Cancel safety
     /// Dropping the future leaves the holds ended or not.
@@ -322,8 +338,11 @@ impl Flock {
 
     /// The same for one owner's hold only: 1 if it was ended, 0 if this owner has none.
     ///
-    /// # Errors, cancel safety
+    /// # Errors
     /// As [`Flock::revoke`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the hold ended or not.
     pub async fn revoke_owner(&self, key: impl AsRef<[u8]>, owner: impl AsRef<[u8]>) -> Result<u64, AdminError> {
         let request = Revoke { key: key.as_ref(), owner: Some(owner.as_ref()) };
         self.call(Asked::ServerOf(request.key.into()), wire::command(&request), number, false).await
@@ -331,8 +350,11 @@ impl Flock {
 
     /// The server's numbers about locks: `INFO flock`. Their meaning is in the operations guide.
     ///
-    /// # Errors, cancel safety
+    /// # Errors
     /// As [`Flock::info`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
     pub async fn stats(&self) -> Result<Stats, AdminError> {
         let mut command = redis::cmd("INFO");
         command.arg("flock");
@@ -345,8 +367,11 @@ impl Flock {
 
     /// One round trip that asks nothing: whether the server is there, and how far away. In a cluster, one to each primary.
     ///
-    /// # Errors, cancel safety
+    /// # Errors
     /// As [`Flock::info`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
     pub async fn ping(&self) -> Result<(), AdminError> {
         for server in self.engine().nodes.all() {
             self.look(Asked::Server(server), redis::cmd("PING"), |reply| text(reply).map(drop)).await?;

@@ -37,7 +37,20 @@ use crate::tls::Certificates;
 const CLUSTER: &str = "cluster";
 const CLUSTER_PORT: u16 = 6379;
 
-/// How a client is to be. Every method takes and returns the builder; [`Builder::connect`] ends it.
+/// How a client is to be. Every method takes and returns the builder; [`Builder::connect`] ends it, and refuses what makes no sense.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # async fn example(password: &str) -> Result<(), flock_client::ConnectError> {
+/// let flock = flock_client::Flock::builder("valkey://locks.example:6379")
+///     .credentials(Some("orders"), password)
+///     .lease(Duration::from_secs(60))
+///     .connect()
+///     .await?;
+/// # drop(flock);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// | setting | unless said |
 /// |---|---|
@@ -113,7 +126,7 @@ impl Builder {
         Self { process: Some(process), ..Self::new("valkey://in-memory") }
     }
 
-    /// The lease of locks that do not say theirs.
+    /// The lease of locks that do not say theirs; see [`Lock::lease`].
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -133,13 +146,14 @@ impl Builder {
         self
     }
 
-    /// How long the server may take to answer one command.
+    /// How long the server may take to answer one command. What may be repeated is then sent again.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.link.response_timeout = timeout;
         self
     }
 
-    /// How long a try, a renewal, a conversion or a release may take, with its retries.
+    /// How long a try, a renewal, a conversion, a release or a question of an administrator may take, with its retries. How long a lock is
+    /// waited for is said by [`Lock::wait`].
     pub fn operation_timeout(mut self, timeout: Duration) -> Self {
         self.operation_timeout = timeout;
         self
@@ -162,13 +176,13 @@ impl Builder {
     /// Best is a current-thread runtime that is always being driven.
     ///
     /// # Panics
-    /// [`Builder::connect`] panics if the runtime was built without its timers or its I/O.
+    /// Not here: [`Builder::connect`] panics if the runtime was built without its timers or its I/O.
     pub fn on_runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
     }
 
-    /// How often each connection is asked whether it is there.
+    /// How often each connection is asked whether it is there, unless answers come over it anyway.
     pub fn heartbeat(mut self, interval: Duration) -> Self {
         self.link.heartbeat = interval;
         self
@@ -200,7 +214,8 @@ impl Builder {
         self
     }
 
-    /// Trust these certificate authorities, and no others; PEM, one or more. Without it the platform's are trusted.
+    /// Trust these certificate authorities, and no others; PEM, one or more. Without it the platform's are trusted. What cannot be read, and
+    /// a URL without TLS, is refused when it connects.
     #[cfg(feature = "tls")]
     pub fn ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.certificates.authorities = Some(pem.into());
@@ -220,9 +235,12 @@ impl Builder {
     /// From then on the client keeps them up by itself, for ever.
     ///
     /// # Errors
-    /// [`ConnectError::Config`] for a URL or a setting that makes no sense, [`ConnectError::Unavailable`] if there is no connection
-    /// within the connect timeout, [`ConnectError::Server`] if the server refuses us, [`ConnectError::Tls`] if it is not to be trusted or
-    /// does not trust us.
+    /// [`ConnectError::Config`] for a URL or a setting that makes no sense, or if no sentinel knows the service;
+    /// [`ConnectError::Unavailable`] if there is no connection within the connect timeout, [`ConnectError::Server`] if the server refuses
+    /// us, [`ConnectError::Tls`] if it is not to be trusted or does not trust us.
+    ///
+    /// # Panics
+    /// As [`Builder::on_runtime`] says.
     ///
     /// # Cancel safety
     /// Dropping the future closes what was opened.
@@ -482,8 +500,11 @@ impl Flock {
     /// the others. Each lock is asked for at the node that serves its slot, and followed when the slot moves or the node fails. The user
     /// needs `+ssubscribe +sunsubscribe +asking +cluster|slots +cluster|nodes` beside what one server wants.
     ///
-    /// # Errors, cancel safety
-    /// See [`Builder::connect`].
+    /// # Errors
+    /// As [`Builder::connect`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes what was opened.
     pub async fn connect(url: impl AsRef<str>) -> Result<Self, ConnectError> {
         Self::builder(url).connect().await
     }
@@ -498,12 +519,12 @@ impl Flock {
         Lock::new(self.clone(), key.as_ref())
     }
 
-    /// Several locks, all or nothing. A key that is named twice is locked once.
+    /// Several locks, all or nothing. A key that is named twice is locked once; of no keys at all, an empty set is acquired at once.
     pub fn lock_all(&self, keys: impl IntoIterator<Item = impl AsRef<[u8]>>) -> LockAll {
         LockAll::new(self.clone(), keys)
     }
 
-    /// What happens to this client from now on.
+    /// What happens to this client from now on: its connections, failed renewals, losses.
     #[must_use]
     pub fn events(&self) -> Events {
         Events { receiver: self.shared.engine.events.subscribe() }
@@ -516,7 +537,7 @@ impl Flock {
     /// [`ShutdownTimedOut`] if that took longer than `timeout`; what is left ends with its lease.
     ///
     /// # Cancel safety
-    /// The shutdown goes on in the background.
+    /// The shutdown goes on in the background if the future is dropped once it was polled.
     pub async fn shutdown(&self, timeout: Duration) -> Result<(), ShutdownTimedOut> {
         let engine = self.engine();
         engine.closing.send_replace(true);

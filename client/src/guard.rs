@@ -110,7 +110,17 @@ impl Guard {
 
     /// Ends when the lock is lost, with the reason; with `None` when it was released, dropped or leaked before that.
     ///
-    /// The future borrows nothing, so it goes into a `select!` beside work that uses the guard.
+    /// The future borrows nothing, so it goes into a `select!` beside work that uses the guard. It keeps the client alive.
+    ///
+    /// ```no_run
+    /// # async fn work(_token: flock_client::Token) {}
+    /// # async fn example(guard: flock_client::Guard) {
+    /// tokio::select! {
+    ///     () = work(guard.token()) => {}
+    ///     Some(reason) = guard.lost() => println!("stopped: {reason}"),
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     /// Dropping it has no effect.
@@ -150,7 +160,8 @@ impl Guard {
     /// Renews the lease now: it lasts its full length from here. Only needed without keep-alive.
     ///
     /// # Errors
-    /// [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no answer came within the operation timeout.
+    /// [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no answer came within the operation timeout,
+    /// [`HoldError::Server`] if the server refused.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the lease renewed or not.
@@ -168,6 +179,7 @@ impl Guard {
     /// # Errors
     /// [`HoldError::Refused`] if others hold the lock shared, [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no
     /// answer came: then calling it again settles it. [`HoldError::Config`] for a re-entrant handle: others rely on its mode.
+    /// [`HoldError::Server`] if the server refused.
     ///
     /// # Cancel safety
     /// The conversion goes on in the background if the future is dropped or not polled any more, and [`Guard::token`] may then change by
@@ -182,10 +194,10 @@ impl Guard {
     /// From exclusive to shared, at once; waiting readers up to the next writer are let in. The token stays.
     ///
     /// # Errors
-    /// [`HoldError::Lost`] if the lock is lost, [`HoldError::Unknown`] if no answer came: then calling it again settles it.
+    /// As [`Guard::convert`]; it is never [`HoldError::Refused`].
     ///
     /// # Cancel safety
-    /// The conversion goes on in the background if the future is dropped.
+    /// As [`Guard::convert`].
     pub async fn downgrade(&mut self) -> Result<(), HoldError> {
         self.convert(Mode::Shared).await
     }
@@ -194,11 +206,10 @@ impl Guard {
     /// higher one.
     ///
     /// # Errors
-    /// [`HoldError::Refused`] if others hold the lock shared: the shared hold stays. [`HoldError::Lost`] if the lock is lost,
-    /// [`HoldError::Unknown`] if no answer came: then calling it again settles it.
+    /// As [`Guard::convert`]: [`HoldError::Refused`] if others hold the lock shared.
     ///
     /// # Cancel safety
-    /// The conversion goes on in the background if the future is dropped, and [`Guard::token`] then changes by itself.
+    /// As [`Guard::convert`].
     pub async fn upgrade(&mut self) -> Result<(), HoldError> {
         self.convert(Mode::Exclusive).await
     }
@@ -231,7 +242,7 @@ impl Guard {
     }
 
     /// Lets go of the guard but not of the lock: it is renewed no more, and stays held until its lease is over or somebody
-    /// releases it with its owner and token.
+    /// releases it with its owner ([`Guard::owner`]) and the token that is returned.
     pub fn leak(self) -> Token {
         let hold = self.hold();
         if hold.end() {
@@ -404,7 +415,7 @@ impl GuardSet {
         self.guards.iter().all(Guard::is_valid)
     }
 
-    /// Ends when the first of them is lost.
+    /// Ends when the first of them is lost; of an empty set, never.
     ///
     /// # Cancel safety
     /// Dropping it has no effect.
@@ -455,7 +466,7 @@ impl GuardSet {
     /// Gives all back, the last acquired first, and waits for the answers. [`Released::AlreadyLost`] if any had been lost.
     ///
     /// # Errors
-    /// The first error; the other locks are given back all the same.
+    /// The first error, as [`Guard::release`] has it; the other locks are given back all the same.
     ///
     /// # Cancel safety
     /// The locks are given back though the future is dropped, or put aside after its first poll.

@@ -37,6 +37,29 @@
 //! | cancel work whose lock is lost | [`Lock::run`], [`Guard::watch`], [`Guard::lost`] |
 //! | reach the server | by TCP, by a Unix socket, by TLS with the feature `tls`; by Sentinel; as a cluster |
 //!
+//! # How to use it
+//!
+//! * **One client for a process**, cloned to wherever it is needed, and shut down before `main` returns.
+//! * **A lease for the worst case.** It is renewed at a third, so its length says two things only: how long others wait after this process
+//!   has died, and how long an outage the hold survives (about two thirds of it).
+//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant.
+//! * **The token with every write**, and the work under [`Lock::run`] or [`Guard::watch`], or with a look at [`Guard::is_valid`] before each
+//!   step.
+//! * **Commit, then release**, and look at the answer: [`Released::AlreadyLost`] says that others may have come in between.
+//! * **Futures are awaited or dropped.** One that is neither, as an arm that a loop keeps and does not poll, holds its place or its lock.
+//!
+//! | outcome | means | then |
+//! |---|---|---|
+//! | [`AcquireError::TimedOut`], `None` of a try | others hold it | later, or not at all |
+//! | [`AcquireError::Unavailable`] | no answer in time; nothing is held | later |
+//! | [`HoldError::Unknown`] of a release | no answer in time | nothing: it goes on in the background |
+//! | [`HoldError::Unknown`] of a renewal, a conversion | it may have happened | the same call again |
+//! | [`HoldError::Refused`] of an upgrade | others share the lock | release it, then wait for it exclusively |
+//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; begin anew under a new token |
+//!
+//! For all others each error has `is_retryable`: whether the same call may succeed later. Of leases and timeouts, zero and more than a
+//! year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; a wait of zero is a try.
+//!
 //! # What it promises
 //!
 //! * **Order.** Waiting requests are queued in the server, first come first served, and the grant is pushed to the next the moment the
@@ -106,8 +129,10 @@
 //!
 //! # Where to read
 //!
-//! [`Flock`] connects, [`Lock`] asks, [`Guard`] holds; [`error`] tells the outcomes apart; [`Event`] is for logs.
+//! [`Flock`] connects, [`Lock`] asks, [`Guard`] holds; [`error`] tells the outcomes apart; [`Event`] is for logs. Whole programs are in
+//! `client/examples/`: `quickstart`, `fenced_write`, `blocking`.
 #![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod acknowledgement;
 mod acquire;

@@ -32,9 +32,12 @@ pub enum WaitMode {
 /// A lock that is about to be asked for. Awaiting it acquires; so does [`Lock::try_acquire`] or [`Lock::run`].
 ///
 /// What it can be told, in any order: how to hold it ([`shared`](Lock::shared), [`limit`](Lock::limit),
-/// [`reentrant`](Lock::reentrant)), how long
-/// ([`lease`](Lock::lease), [`max_hold`](Lock::max_hold), [`keep_alive`](Lock::keep_alive), [`session`](Lock::session)), and how to wait
-/// ([`wait`](Lock::wait), [`wait_mode`](Lock::wait_mode)).
+/// [`reentrant`](Lock::reentrant)), how long ([`lease`](Lock::lease), [`max_hold`](Lock::max_hold), [`keep_alive`](Lock::keep_alive),
+/// [`session`](Lock::session)), how to wait ([`wait`](Lock::wait), [`wait_mode`](Lock::wait_mode)), and what else is to be true
+/// ([`floor`](Lock::floor), [`acknowledged_by`](Lock::acknowledged_by)). What does not go together is refused as [`AcquireError::Config`].
+///
+/// # Errors
+/// Awaiting it fails as [`Lock::acquire`] does.
 ///
 /// # Cancel safety
 /// Dropping the future at any point leaves neither a hold nor a place in the queue: both are given back in the background.
@@ -129,7 +132,7 @@ impl Lock {
         self
     }
 
-    /// A text of up to 256 bytes that `FLOCK.INFO` shows beside the hold: who, where, why.
+    /// A text of up to 256 bytes that `FLOCK.INFO` and [`Flock::info`] show beside the hold: who, where, why.
     pub fn label(mut self, label: impl AsRef<[u8]>) -> Self {
         self.request.label = Some(label.as_ref().into());
         self
@@ -167,7 +170,8 @@ impl Lock {
     }
 
     /// The grant counts only if at least this many replicas acknowledge within this time that they have it (`WAIT` of the server); else
-    /// the acquisition fails with [`AcquireError::NotDurable`], and the lock is given back.
+    /// the acquisition fails with [`AcquireError::NotDurable`], and the lock is given back. If it is lost meanwhile, it fails with
+    /// [`AcquireError::Lost`].
     ///
     /// A grant that a replica has is not lost by a failover *to that replica*. Only if the replicas that may be promoted are among those
     /// that acknowledged is no failover able to grant twice: with `n` replicas, any of which may be promoted, ask for `n`. It is about the
@@ -183,7 +187,10 @@ impl Lock {
     /// Acquires the lock: the same as awaiting the request itself.
     ///
     /// # Errors
-    /// [`AcquireError::TimedOut`] if the wait was over before its turn came; see [`AcquireError`] for the rest.
+    /// [`AcquireError::TimedOut`] if the wait was over before its turn came, [`AcquireError::Unavailable`] if there was no answer by then;
+    /// without a bound it waits for a server as it waits for its turn. [`AcquireError::Server`] if the server refused,
+    /// [`AcquireError::Config`] for a value that makes no sense, [`AcquireError::NotDurable`] and [`AcquireError::Lost`] as
+    /// [`Lock::acknowledged_by`] says, [`AcquireError::ShutDown`] after [`Flock::shutdown`].
     ///
     /// # Cancel safety
     /// As [`Lock`].
@@ -194,9 +201,7 @@ impl Lock {
     /// Acquires the lock if nobody is in the way; `None` if somebody holds it or waits for it. One round trip.
     ///
     /// # Errors
-    /// [`AcquireError::Unavailable`] if the server gave no answer within the operation timeout, [`AcquireError::Server`] if it
-    /// refused, [`AcquireError::Config`] for a value that makes no sense, [`AcquireError::NotDurable`] as
-    /// [`Lock::acknowledged_by`] says.
+    /// [`AcquireError::Unavailable`] if the server gave no answer within the operation timeout; the others as [`Lock::acquire`].
     ///
     /// # Cancel safety
     /// As [`Lock`].
@@ -212,7 +217,8 @@ impl Lock {
     /// ready at once is none.
     ///
     /// # Errors
-    /// [`RunError::Acquire`] if `work` was not begun, [`RunError::Lost`] if it was not finished under the lock.
+    /// [`RunError::Acquire`] if `work` was not begun, [`RunError::Lost`] if it was not finished under the lock. A release without an answer
+    /// is no error: it goes on in the background.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work` and releases the lock in the background.
@@ -305,7 +311,8 @@ impl IntoFuture for Lock {
     }
 }
 
-/// Several locks that are about to be asked for, all or nothing. Awaiting it acquires; so does [`LockAll::try_acquire`].
+/// Several locks that are about to be asked for, all or nothing. Awaiting it acquires all, into a [`GuardSet`]; so does
+/// [`LockAll::try_acquire`].
 ///
 /// The keys are asked for in sorted order, one after the other, so that two callers cannot wait for each other. One deadline counts
 /// for all. What is held already is kept alive while the next is waited for. If one cannot be had, or one is lost meanwhile, those
@@ -319,6 +326,9 @@ impl IntoFuture for Lock {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Errors
+/// Awaiting it fails as [`Lock::acquire`] does, and with [`AcquireError::Lost`] if one was lost before the last was acquired.
 ///
 /// # Cancel safety
 /// Dropping the future releases everything in the background.

@@ -322,6 +322,37 @@ fn log_lines_are_those_of_the_code() {
 }
 
 #[test]
+fn futures_of_the_client_say_what_dropping_them_does() {
+    // That every error and every panic is described is checked by clippy, in `client/src/lib.rs`.
+    const CANCEL_SAFETY: &str = "# Cancel safety";
+    let (mut futures, mut complaints) = (0, Vec::new());
+    for path in files_under("client/src") {
+        let source = fs::read_to_string(&path).unwrap();
+        let awaited: Vec<String> = source
+            .lines()
+            .filter_map(|line| line.strip_prefix("impl IntoFuture for ")?.split_whitespace().next())
+            .map(|name| format!("pub struct {name} "))
+            .collect();
+        let mut described = false;
+        for (number, line) in (1..).zip(source.lines().map(str::trim_start)) {
+            let is_future = line.starts_with("pub async fn ")
+                || line.starts_with("pub fn ") && line.contains("-> impl Future")
+                || awaited.iter().any(|name| line.starts_with(name.as_str()));
+            if is_future {
+                futures += 1;
+                if !described {
+                    complaints.push(format!("{}:{number}: {line}", path.display()));
+                }
+            }
+            let goes_on = line.starts_with("///") || line.starts_with("#[");
+            described = goes_on && (described || line == format!("/// {CANCEL_SAFETY}"));
+        }
+    }
+    assert!(futures > 20, "only {futures} futures were found");
+    assert!(complaints.is_empty(), "without \"{CANCEL_SAFETY}\":\n{}", complaints.join("\n"));
+}
+
+#[test]
 fn named_files_and_tests_exist() {
     // `path.rs` must be a file, and in `path.rs::name` it must have a function of that name.
     let mut complaints = Vec::new();

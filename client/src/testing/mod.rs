@@ -142,6 +142,9 @@ impl Server {
     ///
     /// # Panics
     /// If the server is stopped: there is nothing to connect to.
+    ///
+    /// # Cancel safety
+    /// As [`Builder::connect`].
     #[must_use = "a client that is dropped closes its connections"]
     pub async fn client(&self) -> Flock {
         self.builder().connect().await.expect("a server in memory that is not stopped can be connected to")
@@ -247,7 +250,7 @@ impl Server {
     /// from one address: by that and its number, a client ends the one that it had before.
     ///
     /// # Errors
-    /// If this server is stopped.
+    /// [`io::ErrorKind::ConnectionRefused`] if this server is stopped.
     pub fn accept(&self, stream: DuplexStream, from: SocketAddr) -> io::Result<()> {
         self.take_in(stream, Some(from))
     }
