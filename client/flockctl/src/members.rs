@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::unistd::{self, getpgid, getsid};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group, test_kill_process_group};
 
 /// The environment variables that the command gets.
 pub(crate) const TOKEN: &str = "FLOCK_TOKEN";
@@ -48,15 +48,10 @@ impl Members {
 
     pub(crate) fn signal_all(&self, signal: Signal) {
         self.signal_group(signal);
-        let own = getpgid(None);
-        for pid in self.apart() {
+        let own = getpgrp();
+        for (pid, group) in self.apart() {
             // With the whole of its group: not all that it has started need have its environment.
-            let group = getpgid(Some(unistd::Pid::from_raw(pid.as_raw_nonzero().get())));
-            let others = group.ok().filter(|group| Ok(*group) != own).and_then(|group| Pid::from_raw(group.as_raw()));
-            let _ = match others {
-                Some(group) => kill_process_group(group, signal),
-                None => kill_process(pid, signal),
-            };
+            let _ = if group == own { kill_process(pid, signal) } else { kill_process_group(group, signal) };
         }
     }
 
@@ -64,18 +59,19 @@ impl Members {
         test_kill_process_group(self.group) == Err(Errno::SRCH) && self.apart().is_empty()
     }
 
-    /// Those outside the group. A process that has ended and was not reaped yet has no environment any more.
-    fn apart(&self) -> Vec<Pid> {
+    /// Those outside the group, and their groups. A process that has ended and was not reaped yet has no environment any more.
+    fn apart(&self) -> Vec<(Pid, Pid)> {
         let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
-        let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let (session, group) = (getsid(None), Ok(unistd::Pid::from_raw(self.group.as_raw_nonzero().get())));
-        pids.filter(|pid| {
-            let process = Some(unistd::Pid::from_raw(*pid));
-            getsid(process) == session && getpgid(process) != group
-        })
-        .filter_map(Pid::from_raw)
-        .filter(|pid| self.have_marked(*pid))
-        .collect()
+        let session = getsid(None);
+        let member = |entry: fs::DirEntry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            let process = Some(unistd::Pid::from_raw(number));
+            // A kernel thread has neither: both are 0 there.
+            let (pid, group) = (Pid::from_raw(number)?, Pid::from_raw(getpgid(process).ok()?.as_raw())?);
+            let is_apart = getsid(process) == session && group != self.group && self.have_marked(pid);
+            is_apart.then_some((pid, group))
+        };
+        processes.flatten().filter_map(member).collect()
     }
 
     fn have_marked(&self, pid: Pid) -> bool {
