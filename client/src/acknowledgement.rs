@@ -7,7 +7,7 @@
 //!
 //! Each acquisition that waits has a connection to itself, or they would wait for each other. A few are kept for the next.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -16,11 +16,12 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::clock::millis;
-use crate::dialer::{Dialer, Place};
+use crate::dialer::{Destination, Dialer};
 use crate::engine::Engine;
 use crate::error::{AcquireError, HoldError, LossReason, ServerError};
 use crate::guard;
 use crate::hold::Hold;
+use crate::mutex::lock;
 use crate::wire;
 
 /// Connections of one client that wait for replicas at the same time.
@@ -38,7 +39,7 @@ pub(crate) struct Acknowledgement {
 
 struct Idle {
     connection: MultiplexedConnection,
-    place: Place,
+    destination: Destination,
     since: Instant,
 }
 
@@ -133,8 +134,8 @@ impl Replicas {
     /// Sends the requests, over a kept connection if there is one that works. One that is merely silent may deliver them yet: they are
     /// not sent again then.
     async fn send(&self, requests: impl Fn() -> Pipeline, deadline: Instant) -> Result<Replies, RedisError> {
-        while let Some((connection, place)) = self.take_idle() {
-            match self.send_over(connection, place, &requests()).await {
+        while let Some((connection, destination)) = self.take_idle() {
+            match self.send_over(connection, destination, &requests()).await {
                 Err(error) if !error.is_timeout() => {} // closed while it was idle
                 outcome => return outcome,
             }
@@ -142,32 +143,32 @@ impl Replicas {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let open_until = deadline.min(Instant::now() + self.connect_timeout);
         let opening = timeout_at(open_until, self.dialer.open(config));
-        let (connection, place) = opening.await.map_err(|_| no_answer())??;
-        self.send_over(connection, place, &requests()).await
+        let (connection, destination) = opening.await.map_err(|_| no_answer())??;
+        self.send_over(connection, destination, &requests()).await
     }
 
     async fn send_over(
         &self,
         mut connection: MultiplexedConnection,
-        place: Place,
+        destination: Destination,
         requests: &Pipeline,
     ) -> Result<Replies, RedisError> {
         let mut replies = connection.send_packed_commands(requests, 0, 2).await?.into_iter();
         let (Some(renewal), Some(acknowledged)) = (replies.next(), replies.next()) else {
             return Err(no_answer());
         };
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         if idle.len() < IDLE_MAX {
-            idle.push(Idle { connection, place, since: Instant::now() });
+            idle.push(Idle { connection, destination, since: Instant::now() });
         }
         Ok(Replies { renewal, acknowledged })
     }
 
     /// The connection that was used last.
-    fn take_idle(&self) -> Option<(MultiplexedConnection, Place)> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| idle.since.elapsed() < IDLE_FOR && self.dialer.is_current(&idle.place));
-        idle.pop().map(|idle| (idle.connection, idle.place))
+    fn take_idle(&self) -> Option<(MultiplexedConnection, Destination)> {
+        let mut idle = lock(&self.idle);
+        idle.retain(|idle| idle.since.elapsed() < IDLE_FOR && self.dialer.is_current(&idle.destination));
+        idle.pop().map(|idle| (idle.connection, idle.destination))
     }
 }
 

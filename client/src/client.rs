@@ -246,8 +246,8 @@ impl Builder {
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<Flock, ConnectError> {
         self.check()?;
-        let way = self.way()?;
-        let flock = self.launch(way)?;
+        let topology = self.topology()?;
+        let flock = self.launch(topology)?;
         let engine = flock.engine();
         let until = engine.clone();
         let patience = self.link.connect_timeout;
@@ -284,9 +284,9 @@ impl Builder {
         }
     }
 
-    fn way(&self) -> Result<Way, ConnectError> {
+    fn topology(&self) -> Result<Topology, ConnectError> {
         if !HostsUrl::is_one(&self.url, CLUSTER) {
-            return self.dialer().map(Box::new).map(Way::One);
+            return self.dialer().map(Box::new).map(Topology::One);
         }
         let form = || {
             ConnectError::Config("not a URL of the form valkey+cluster://[user][:password@]host[:port],...[/db]".into())
@@ -295,7 +295,7 @@ impl Builder {
         let db = url.path.filter(|path| !path.is_empty()).unwrap_or("0");
         let node = self.client(&url.server(db).ok_or_else(form)?)?;
         let map = SlotMap::new(url.hosts, node.get_connection_info().clone(), self.link.connect_timeout);
-        Ok(Way::Cluster(Arc::new(map)))
+        Ok(Topology::Cluster(Arc::new(map)))
     }
 
     fn dialer(&self) -> Result<Dialer, ConnectError> {
@@ -340,21 +340,21 @@ impl Builder {
     }
 
     /// Starts the client: on a thread of its own, on the runtime it is told, or in the process in memory that it is for.
-    fn launch(&self, way: Way) -> Result<Flock, ConnectError> {
+    fn launch(&self, topology: Topology) -> Result<Flock, ConnectError> {
         #[cfg(feature = "testing")]
         if let Some(process) = &self.process {
             let (clock, runtime) = (process.clock.clone(), process.runtime.clone());
-            let ground = Ground { id: process.next_client(), clock, way, runtime };
-            return Ok(self.launch_on(ground));
+            let environment = Environment { id: process.next_client(), clock, topology, runtime };
+            return Ok(self.launch_on(environment));
         }
-        let ground = |runtime: &Handle| Ground {
+        let environment = |runtime: &Handle| Environment {
             id: uuid::Uuid::new_v4(),
             clock: Clock::Boottime,
-            way,
+            topology,
             runtime: runtime.clone(),
         };
         if let Some(runtime) = &self.runtime {
-            return Ok(self.launch_on(ground(runtime)));
+            return Ok(self.launch_on(environment(runtime)));
         }
         let no_thread = |error: std::io::Error| ConnectError::Unavailable(error.into());
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -363,7 +363,7 @@ impl Builder {
             .max_blocking_threads(2) // for name look-ups
             .build()
             .map_err(no_thread)?;
-        let (flock, running) = self.assemble(ground(runtime.handle()));
+        let (flock, running) = self.assemble(environment(runtime.handle()));
         thread::Builder::new()
             .name("flock-client".into())
             .spawn(move || {
@@ -375,16 +375,16 @@ impl Builder {
     }
 
     /// Starts the client beside others on a runtime that is there.
-    fn launch_on(&self, ground: Ground) -> Flock {
-        let runtime = ground.runtime.clone();
-        let (flock, running) = self.assemble(ground);
+    fn launch_on(&self, environment: Environment) -> Flock {
+        let runtime = environment.runtime.clone();
+        let (flock, running) = self.assemble(environment);
         runtime.spawn(running);
         flock
     }
 
     /// Puts the client together. It lives as long as the future that comes with it runs.
-    fn assemble(&self, ground: Ground) -> (Flock, impl Future<Output = ()> + Send + use<>) {
-        let Ground { id, clock, way, runtime } = ground;
+    fn assemble(&self, environment: Environment) -> (Flock, impl Future<Output = ()> + Send + use<>) {
+        let Environment { id, clock, topology, runtime } = environment;
         let (seed, _) = id.as_u64_pair();
         let jitter = Arc::new(Jitter::new(seed));
         let name = id.simple().to_string();
@@ -399,14 +399,14 @@ impl Builder {
                     engine.hear(message);
                 }
             };
-            let is_cluster = matches!(way, Way::Cluster(_));
-            let nodes = match way {
-                Way::One(dialer) => {
+            let is_cluster = matches!(topology, Topology::Cluster(_));
+            let nodes = match topology {
+                Topology::One(dialer) => {
                     let channel: Arc<str> = format!("flock:{name}").into();
                     let messages = Purpose::Messages { channel: Arc::clone(&channel), hear: Box::new(hear) };
                     Nodes::One { node: Arc::new(kit.node(&dialer, messages)), channel }
                 }
-                Way::Cluster(map) => {
+                Topology::Cluster(map) => {
                     let hear: HearShared = Arc::new(hear);
                     Nodes::Cluster(Cluster::new(map, kit, &name, &runtime, self.listens, hear))
                 }
@@ -438,16 +438,16 @@ impl Builder {
     }
 }
 
-/// What a client stands on.
-struct Ground {
+/// What a client needs beside its settings.
+struct Environment {
     id: uuid::Uuid,
     clock: Clock,
-    way: Way,
+    topology: Topology,
     runtime: Handle,
 }
 
 /// How servers are found.
-enum Way {
+enum Topology {
     One(Box<Dialer>),
     Cluster(Arc<SlotMap>),
 }
@@ -575,7 +575,7 @@ impl Flock {
     #[cfg(test)]
     fn unconnected() -> Result<Self, ConnectError> {
         let builder = Self::builder("valkey://127.0.0.1:1");
-        builder.launch(builder.way()?)
+        builder.launch(builder.topology()?)
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) enum Dialer {
 
 /// Where a connection leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Destination {
     /// There is one server, or one name for it.
     Only,
     Primary(Primary),
@@ -33,40 +33,40 @@ impl Dialer {
     pub(crate) async fn open(
         &self,
         config: AsyncConnectionConfig,
-    ) -> Result<(MultiplexedConnection, Place), RedisError> {
+    ) -> Result<(MultiplexedConnection, Destination), RedisError> {
         match self {
             Self::Network(client) => {
                 let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                Ok((connection, Place::Only))
+                Ok((connection, Destination::Only))
             }
             Self::Sentinel(sentinels) => {
                 let (connection, primary) = sentinels.open(&config).await?;
-                Ok((connection, Place::Primary(primary)))
+                Ok((connection, Destination::Primary(primary)))
             }
-            Self::Node(map, address) => Ok((map.open(address, config).await?, Place::Only)),
+            Self::Node(map, address) => Ok((map.open(address, config).await?, Destination::Only)),
             #[cfg(feature = "testing")]
             Self::InMemory(process, client) => {
                 let settings = client.get_connection_info().redis_settings();
                 let opening = MultiplexedConnection::new_with_config(settings, process.open()?, config);
                 let (connection, driver) = opening.await?;
                 tokio::spawn(driver);
-                Ok((connection, Place::Only))
+                Ok((connection, Destination::Only))
             }
         }
     }
 
     /// Ends when the locks are not served at that place any more, but at another.
-    pub(crate) async fn moved(&self, from: &Place) {
+    pub(crate) async fn moved(&self, from: &Destination) {
         match (self, from) {
-            (Self::Sentinel(sentinels), Place::Primary(primary)) => sentinels.moved(primary).await,
+            (Self::Sentinel(sentinels), Destination::Primary(primary)) => sentinels.moved(primary).await,
             _ => std::future::pending().await,
         }
     }
 
     /// Whether the locks are served at that place, as far as we know.
-    pub(crate) fn is_current(&self, place: &Place) -> bool {
-        match (self, place) {
-            (Self::Sentinel(sentinels), Place::Primary(primary)) => sentinels.is_current(primary),
+    pub(crate) fn is_current(&self, destination: &Destination) -> bool {
+        match (self, destination) {
+            (Self::Sentinel(sentinels), Destination::Primary(primary)) => sentinels.is_current(primary),
             _ => true,
         }
     }
@@ -79,9 +79,9 @@ impl Dialer {
     }
 
     /// The server has answered with an error, which may tell who else is to be asked.
-    pub(crate) fn heed(&self, error: &ServerError) {
+    pub(crate) fn learn_from(&self, error: &ServerError) {
         if let Self::Node(map, address) = self {
-            map.heed(address, error);
+            map.learn_from(address, error);
         }
     }
 

@@ -4,7 +4,7 @@
 //! on a clock that counts suspended time, less a margin. Nothing here does I/O, and everything may be asked from any thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use flock_core::request::ReleaseScope;
 use flock_core::{Millis, Time, Token};
@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use crate::clock::believed_until;
 use crate::error::LossReason;
 use crate::link::Pulse;
+use crate::mutex::lock;
 use crate::observe::Holding;
 
 /// What a hold is to be kept by.
@@ -61,7 +62,7 @@ impl Session {
 
     /// The connection may have closed right after it was last known to be alive.
     fn believed_until(&self) -> Time {
-        believed_until(self.pulse.lock().unwrap_or_else(PoisonError::into_inner).last(), self.grace)
+        believed_until(lock(&self.pulse).last(), self.grace)
     }
 }
 
@@ -158,7 +159,7 @@ impl Hold {
     /// A renewal was answered yes, over the connection with this pulse.
     pub(crate) fn renewed(&self, believed_until: Time, pulse: &Arc<Pulse>) {
         if let Some(session) = &self.session {
-            *session.pulse.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(pulse);
+            *lock(&session.pulse) = Arc::clone(pulse);
         }
         // It replaces the lease. Of two renewals in flight the server has performed both, so the later end holds.
         self.lease_until_us.fetch_max(believed_until.as_us(), Ordering::AcqRel);

@@ -17,13 +17,15 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
+
+use crate::mutex::lock;
 
 /// The client's thread has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -129,7 +131,7 @@ impl ClientThread {
     }
 
     fn take_over(&self, mut is_due: impl FnMut(&mut Listed) -> bool) {
-        let due: Vec<_> = self.with_callers().listed.extract_if(|_, listed| is_due(listed)).collect();
+        let due: Vec<_> = lock(&self.with_callers).listed.extract_if(|_, listed| is_due(listed)).collect();
         for (_, listed) in due {
             listed.operation.take_over(self);
         }
@@ -138,7 +140,7 @@ impl ClientThread {
     /// The client's thread ends: to be said before its runtime does, whose timers must not be touched after that.
     pub(crate) fn end(&self) {
         *self.is_there.write().unwrap_or_else(PoisonError::into_inner) = false;
-        let listed = mem::take(&mut self.with_callers().listed);
+        let listed = mem::take(&mut lock(&self.with_callers).listed);
         drop(listed); // not under the lock
     }
 
@@ -207,7 +209,7 @@ impl ClientThread {
 
     /// Lists what is with its caller, under the number that is returned.
     fn list(&self, operation: Arc<dyn TakeOver>) -> u64 {
-        let mut with_callers = self.with_callers();
+        let mut with_callers = lock(&self.with_callers);
         let number = with_callers.next_number;
         with_callers.next_number += 1;
         with_callers.listed.insert(number, Listed { operation, was_there: false });
@@ -216,12 +218,8 @@ impl ClientThread {
 
     /// It is not with its caller any more.
     fn strike(&self, number: u64) {
-        let struck = self.with_callers().listed.remove(&number);
+        let struck = lock(&self.with_callers).listed.remove(&number);
         drop(struck); // not under the lock
-    }
-
-    fn with_callers(&self) -> MutexGuard<'_, WithCallers> {
-        self.with_callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -310,12 +308,6 @@ struct State<T> {
     caller: Option<Waker>,
 }
 
-impl<T> Operation<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// An operation with whatever answer.
 trait TakeOver: Send + Sync {
     /// Fetches it to the client's thread, if it is with its caller.
@@ -324,7 +316,7 @@ trait TakeOver: Send + Sync {
 
 impl<T: Send + 'static> TakeOver for Operation<T> {
     fn take_over(&self, thread: &ClientThread) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let Some(work) = state.stage.take_begun() else { return };
         state.stage = Stage::There(thread.go_on_carrying_out(work));
         let caller = state.caller.take();
@@ -340,7 +332,7 @@ impl<T: Send + 'static> Future for CarriedOut<'_, T> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { thread, operation, number } = self.get_mut();
-        let mut state = operation.lock();
+        let mut state = lock(&operation.0);
         let polled = state.stage.poll(thread, context, |work| thread.go_on_carrying_out(work));
         let is_here = matches!(state.stage, Stage::Here(_));
         if is_here {
@@ -364,7 +356,7 @@ impl<T: Send + 'static> Drop for CarriedOut<'_, T> {
         if let Some(number) = self.number.take() {
             self.thread.strike(number);
         }
-        let begun = self.operation.lock().stage.take_begun();
+        let begun = lock(&self.operation.0).stage.take_begun();
         if let Some(work) = begun {
             drop(self.thread.go_on_carrying_out(work));
         }
@@ -431,7 +423,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn list_is_empty_when_nothing_is_with_its_caller() {
         let thread = thread();
-        let listed = || thread.with_callers().listed.len();
+        let listed = || lock(&thread.with_callers).listed.len();
         thread.carry_out(async {}).await.unwrap();
         thread.carry_out(sleep(PATIENCE / 4)).await.unwrap();
         thread.carry_out(leave_the_caller()).await.unwrap();

@@ -9,7 +9,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use flock_core::wire::error::ErrorCode;
@@ -23,6 +23,7 @@ use crate::error::LossReason;
 use crate::event::Event;
 use crate::hold::Hold;
 use crate::link::{Answer, CallError, Pulse};
+use crate::mutex::lock;
 use crate::nodes::Node;
 use crate::wire;
 
@@ -281,7 +282,7 @@ impl KeepAlive {
     fn push(&self, at: Time, slack: Duration, what: What, hold: &Arc<Hold>) {
         let earliest = Time::from_us(at.as_us().saturating_sub(u64::try_from(slack.as_micros()).unwrap_or(u64::MAX)));
         let entry = Entry { at, earliest, what, hold: Arc::clone(hold) };
-        let mut due = self.lock();
+        let mut due = lock(&self.due);
         let is_first = due.heap.peek().is_none_or(|Reverse(first)| entry.at < first.at);
         due.heap.push(Reverse(entry));
         if due.heap.len() > due.prune_above {
@@ -296,17 +297,13 @@ impl KeepAlive {
 
     /// What may be done now, and when to look again.
     fn take_due(&self, now: Time) -> (Vec<Entry>, Option<Time>) {
-        let mut due = self.lock();
+        let mut due = lock(&self.due);
         let mut taken = Vec::new();
         while due.heap.peek().is_some_and(|Reverse(first)| first.earliest <= now) {
             taken.extend(due.heap.pop().map(|Reverse(entry)| entry));
         }
         // Not the first's earliest: what comes next may well be done together with it.
         (taken, due.heap.peek().map(|Reverse(first)| first.at))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Due> {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

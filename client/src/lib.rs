@@ -153,6 +153,7 @@ mod jitter;
 mod keepalive;
 mod link;
 mod lock;
+mod mutex;
 mod nodes;
 mod observe;
 mod parties;

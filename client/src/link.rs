@@ -19,7 +19,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use flock_core::Time;
@@ -30,18 +30,19 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::clock::Clock;
-use crate::dialer::{Dialer, Place};
+use crate::dialer::{Destination, Dialer};
 use crate::error::{AcquireError, ConnectError, HoldError, ServerError, Source};
 use crate::event::Event;
 use crate::in_place::leave_the_caller;
 use crate::jitter::{Backoff, Jitter};
+use crate::mutex::lock;
 use crate::observe;
 
 /// Requests that may wait for the socket; more make their senders wait.
 const BUFFERED_MAX: usize = 4096;
 const RECONNECT_DELAY_FIRST: Duration = Duration::from_millis(20);
 /// The next connection after one that has lived for so long is made as soon as the first.
-const SETTLED_AFTER: Duration = Duration::from_millis(100);
+const STABLE_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
@@ -157,7 +158,7 @@ impl Pulse {
 pub(crate) struct Up {
     epoch: u64,
     connection: MultiplexedConnection,
-    place: Place,
+    destination: Destination,
     pulse: Arc<Pulse>,
 }
 
@@ -179,7 +180,7 @@ struct Health {
 impl Health {
     fn reset(&self) {
         self.answered();
-        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.counted) = None;
     }
 
     fn answered(&self) {
@@ -190,7 +191,7 @@ impl Health {
 
     /// Counts one, and says how many there are in a row.
     fn timed_out(&self, sent: Time, now: Time) -> u32 {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = lock(&self.counted);
         if counted.is_none_or(|counted| sent >= counted) {
             *counted = Some(now);
             self.timeouts.fetch_add(1, Ordering::AcqRel);
@@ -374,13 +375,13 @@ impl Link {
             let pulse = Arc::new(Pulse::default());
             let attempt = timeout(self.config.connect_timeout, self.connect(epoch, &pulse)).await;
             match attempt.unwrap_or_else(|_| Err(timed_out("connecting timed out"))) {
-                Ok((connection, place)) => {
+                Ok((connection, destination)) => {
                     let connected = Instant::now();
-                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    *lock(&self.trouble) = None;
                     self.epoch.store(epoch, Ordering::Release);
                     self.health.reset();
                     pulse.beat(begun);
-                    let up = Arc::new(Up { epoch, connection, place, pulse });
+                    let up = Arc::new(Up { epoch, connection, destination, pulse });
                     self.up.send_replace(Some(Arc::clone(&up)));
                     observe::connected(self.name(), epoch);
                     let _ = self.events.send(Event::Connected { link: self.name() });
@@ -390,14 +391,14 @@ impl Link {
                     tracing::warn!(link = self.name(), epoch, "connection given up");
                     let _ = self.events.send(Event::Disconnected { link: self.name() });
                     // One that is closed again as soon as it is made is as bad as none.
-                    if connected.elapsed() >= SETTLED_AFTER {
+                    if connected.elapsed() >= STABLE_AFTER {
                         backoff.reset();
                     }
                 }
                 Err(error) => {
                     tracing::debug!(link = self.name(), %error, "cannot connect");
                     self.dialer.doubt();
-                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error));
+                    *lock(&self.trouble) = Some(Arc::new(error));
                 }
             }
             sleep(backoff.next(&self.jitter)).await;
@@ -415,7 +416,7 @@ impl Link {
         self: &Arc<Self>,
         epoch: u64,
         pulse: &Arc<Pulse>,
-    ) -> Result<(MultiplexedConnection, Place), RedisError> {
+    ) -> Result<(MultiplexedConnection, Destination), RedisError> {
         let (link, pulse) = (Arc::downgrade(self), Arc::clone(pulse));
         let hear = move |push: PushInfo| {
             if let Some(link) = link.upgrade() {
@@ -428,17 +429,17 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFERED_MAX)
             .set_push_sender(hear);
-        let (mut connection, place) = self.dialer.open(config).await?;
+        let (mut connection, destination) = self.dialer.open(config).await?;
         self.replace_predecessor(&mut connection).await?;
         if let Purpose::Messages { channel, .. } = &self.purpose {
             connection.subscribe(&**channel).await?;
         }
-        Ok((connection, place))
+        Ok((connection, destination))
     }
 
     /// Ends the last connection at the server, if this user may, and becomes the last one.
     async fn replace_predecessor(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        let predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let predecessor = lock(&self.predecessor).clone();
         let mut requests = redis::pipe();
         requests.ignore_errors();
         requests.cmd("CLIENT").arg("INFO");
@@ -447,7 +448,7 @@ impl Link {
         }
         let count = 1 + usize::from(predecessor.is_some());
         let replies = connection.send_packed_commands(&requests, 0, count).await?;
-        *self.predecessor.lock().unwrap_or_else(PoisonError::into_inner) = replies.first().and_then(Identity::parse);
+        *lock(&self.predecessor) = replies.first().and_then(Identity::parse);
         Ok(())
     }
 
@@ -494,7 +495,7 @@ impl Link {
         };
         tokio::select! {
             _ = condemned.wait_for(|condemned| *condemned >= epoch) => {}
-            () = self.dialer.moved(&up.place) => {}
+            () = self.dialer.moved(&up.destination) => {}
             () = beat => {}
         }
     }
@@ -527,13 +528,13 @@ impl Link {
 
     fn not_sent(&self) -> CallError {
         self.dialer.doubt();
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let trouble = lock(&self.trouble).clone();
         CallError::NotSent(trouble.map_or_else(|| timed_out("not connected yet").into(), Into::into))
     }
 
     /// Why there is no connection, if that was the last trouble and will be so again.
     fn refusal(&self) -> Option<ConnectError> {
-        refusal(&self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()?)
+        refusal(&lock(&self.trouble).clone()?)
     }
 
     fn judge<T>(
@@ -576,7 +577,7 @@ impl Link {
 
     /// The server answered with an error. One that is no primary any more is left, if there is a way to its successor.
     fn refused(&self, epoch: u64, error: ServerError) -> CallError {
-        self.dialer.heed(&error);
+        self.dialer.learn_from(&error);
         if error.known() == Some(ErrorCode::ReadOnly) && self.dialer.finds_successors() {
             self.condemn(epoch);
         }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::pending;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
@@ -24,6 +24,7 @@ use crate::event::Event;
 use crate::hold::Hold;
 use crate::jitter::Jitter;
 use crate::link::{Answer, CallError, Link, LinkConfig, Purpose};
+use crate::mutex::lock;
 use crate::shard_channel::{Inbox, ShardChannel};
 use crate::slot::{Slot, slot_of};
 use crate::slot_map::SlotMap;
@@ -109,7 +110,7 @@ impl Nodes {
     pub(crate) fn inbox(&self, key: &[u8]) -> Inbox {
         match self {
             Self::One { node, channel } => Inbox::Client { node: Arc::clone(node), channel: Arc::clone(channel) },
-            Self::Cluster(cluster) => Inbox::Shard(cluster.channel(slot_of(key))),
+            Self::Cluster(cluster) => cluster.inbox(slot_of(key)),
         }
     }
 
@@ -282,9 +283,9 @@ impl Cluster {
     }
 
     /// Our channel for a slot: it is subscribed to soon.
-    fn channel(self: &Arc<Self>, slot: Slot) -> Arc<ShardChannel> {
+    fn inbox(self: &Arc<Self>, slot: Slot) -> Inbox {
         let mut channels = lock(&self.channels);
-        let known = channels.entry(slot).or_insert_with(|| {
+        let channel = channels.entry(slot).or_insert_with(|| {
             let channel = Arc::new(ShardChannel::new(slot, &self.client));
             if self.listens {
                 let task = self.runtime.spawn(Arc::clone(&channel).keep_up(Arc::clone(self)));
@@ -292,7 +293,7 @@ impl Cluster {
             }
             channel
         });
-        Arc::clone(known)
+        channel.inbox()
     }
 
     /// A node says that a channel is subscribed to, or that it is not any more.
@@ -305,8 +306,4 @@ impl Cluster {
             }
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,7 @@
 //! Messages name the owner. Usually that is one acquisition; an owner that its user has named may have several, and all of them hear.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use flock_core::effect::Notice;
 use flock_core::wire::message::OwnerMessage;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use crate::error::LossReason;
 use crate::hold::{Hold, Name};
+use crate::mutex::lock;
 
 /// News of a queued request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +55,11 @@ impl Waiter {
     }
 
     pub(crate) fn take(&self) -> Option<News> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.news).take()
     }
 
     fn put(&self, news: News) {
-        *self.news.lock().unwrap_or_else(PoisonError::into_inner) = Some(news);
+        *lock(&self.news) = Some(news);
         self.arrived.notify_one();
     }
 }
@@ -99,7 +100,7 @@ impl Parties {
     /// Lists an acquisition; with its owner, if messages to that are for others too.
     pub(crate) fn wait(&self, name: &Arc<Name>) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new(name));
-        let mut listed = self.lock();
+        let mut listed = lock(&self.listed);
         listed.by_number.insert(name.number, Party::Waiter(Arc::clone(&waiter)));
         if name.id.is_some() {
             let shared = (name.key.clone(), name.owner.clone());
@@ -111,15 +112,15 @@ impl Parties {
 
     /// The waiter becomes a holder. A loss that was told meanwhile counts, and is returned.
     pub(crate) fn hold(&self, hold: &Arc<Hold>) -> Option<LossReason> {
-        let before = self.lock().by_number.insert(hold.name.number, Party::Holder(Arc::clone(hold)));
+        let before = lock(&self.listed).by_number.insert(hold.name.number, Party::Holder(Arc::clone(hold)));
         let Some(Party::Waiter(waiter)) = before else { return None };
-        let lost = waiter.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let lost = lock(&waiter.lost).take();
         let (_, reason) = lost.filter(|(token, _)| *token >= hold.token())?;
         hold.lose(reason).then_some(reason)
     }
 
     pub(crate) fn leave(&self, number: u64) {
-        let mut listed = self.lock();
+        let mut listed = lock(&self.listed);
         listed.by_number.remove(&number);
         let Some(shared) = listed.owners.remove(&number) else { return };
         if let Some(numbers) = listed.by_owner.get_mut(&shared) {
@@ -132,7 +133,7 @@ impl Parties {
 
     /// The acquisitions of a named owner.
     pub(crate) fn of_owner(&self, key: &[u8], owner: &[u8]) -> Vec<u64> {
-        let listed = self.lock();
+        let listed = lock(&self.listed);
         if listed.by_owner.is_empty() {
             return Vec::new(); // as usual: nothing is allocated to find that out
         }
@@ -142,7 +143,7 @@ impl Parties {
     /// Makes those of a named owner who wait ask again.
     pub(crate) fn ask_again(&self, key: &[u8], owner: &[u8]) {
         let numbers = self.of_owner(key, owner);
-        let listed = self.lock();
+        let listed = lock(&self.listed);
         for number in numbers {
             if let Some(Party::Waiter(waiter)) = listed.by_number.get(&number) {
                 waiter.put(News::AskAgain);
@@ -152,7 +153,7 @@ impl Parties {
 
     /// Everything that is held, for the client's end.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.lock()
+        lock(&self.listed)
             .by_number
             .values()
             .filter_map(|party| match party {
@@ -164,7 +165,7 @@ impl Parties {
 
     /// Everything that is asked for, for the client's end.
     pub(crate) fn asked(&self) -> Vec<Arc<Name>> {
-        self.lock()
+        lock(&self.listed)
             .by_number
             .values()
             .filter_map(|party| match party {
@@ -175,7 +176,7 @@ impl Parties {
     }
 
     pub(crate) fn hear(&self, number: u64, message: &OwnerMessage<'_>) -> Heard {
-        let listed = self.lock();
+        let listed = lock(&self.listed);
         let party = listed.by_number.get(&number);
         if let Some(Party::Holder(hold)) = party
             && *hold.name.key != *message.key
@@ -187,7 +188,7 @@ impl Parties {
             (Some(Party::Waiter(waiter)), Notice::TimedOut) => waiter.put(News::TimedOut),
             (Some(Party::Waiter(waiter)), Notice::Ended(reason)) => waiter.put(News::Ended(reason)),
             (Some(Party::Waiter(waiter)), Notice::Lost { token, reason }) => {
-                let mut lost = waiter.lost.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut lost = lock(&waiter.lost);
                 if lost.is_none_or(|(earlier, _)| earlier < token) {
                     *lost = Some((token, reason.into()));
                 }
@@ -203,10 +204,6 @@ impl Parties {
             (None, Notice::TimedOut | Notice::Ended(_) | Notice::Lost { .. }) => {}
         }
         Heard::Nothing
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Listed> {
-        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -291,7 +288,7 @@ mod tests {
         assert_eq!(waiter.take(), Some(News::AskAgain));
         parties.leave(1);
         assert!(parties.of_owner(b"k", b"o").is_empty());
-        assert!(parties.lock().by_owner.is_empty() && parties.lock().owners.is_empty());
+        assert!(lock(&parties.listed).by_owner.is_empty() && lock(&parties.listed).owners.is_empty());
     }
 
     #[tokio::test]

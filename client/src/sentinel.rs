@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::address::{Address, HostsUrl};
 use crate::jitter::Jitter;
+use crate::mutex::lock;
 #[cfg(feature = "tls")]
 use crate::tls::is_distrust;
 
@@ -222,7 +223,7 @@ impl Sentinels {
     /// Asks one sentinel for the primary; none if it does not know the service. Learns from it which others there are.
     async fn ask(&self, sentinel: &Address) -> Result<Option<Primary>, RedisError> {
         let asking = async {
-            let kept = self.known().connections.get(sentinel).cloned();
+            let kept = lock(&self.known).connections.get(sentinel).cloned();
             if let Some(connection) = kept {
                 match self.ask_over(connection).await {
                     Err(error) if error.kind() == ErrorKind::Io => {} // closed since the last time
@@ -232,11 +233,12 @@ impl Sentinels {
             let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
             let client = Client::open(sentinel.put_into(&self.sentinel))?;
             let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-            self.known().connections.insert(sentinel.clone(), connection.clone());
+            lock(&self.known).connections.insert(sentinel.clone(), connection.clone());
             self.ask_over(connection).await
         };
         // All of them together have half of the time, so that there is some left for the primary.
-        let share = self.connect_timeout / (2 * u32::try_from(self.known().addresses.len()).unwrap_or(u32::MAX)).max(1);
+        let share =
+            self.connect_timeout / (2 * u32::try_from(lock(&self.known).addresses.len()).unwrap_or(u32::MAX)).max(1);
         let answer = timeout(share, asking).await.unwrap_or_else(|_| Err(failed("no answer in time".into())));
         match answer {
             Ok((primary, others)) => {
@@ -244,7 +246,7 @@ impl Sentinels {
                 Ok(primary)
             }
             Err(error) => {
-                self.known().connections.remove(sentinel);
+                lock(&self.known).connections.remove(sentinel);
                 Err(error)
             }
         }
@@ -282,7 +284,7 @@ impl Sentinels {
 
     /// Forgets who is neither in the URL, nor the sentinel that has just answered, nor known to that.
     fn learn(&self, answered: &Address, others: Vec<Address>) {
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         let Known { addresses, connections } = &mut *known;
         addresses.retain(|address| address == answered || self.named.contains(address) || others.contains(address));
         for other in others {
@@ -295,13 +297,9 @@ impl Sentinels {
 
     /// All sentinels, each time beginning with another.
     fn turn(&self) -> Vec<Address> {
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         known.addresses.rotate_left(1);
         known.addresses.iter().cloned().collect()
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -17,9 +17,11 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::nodes::{Cluster, Node, lock};
+use crate::mutex::lock;
+use crate::nodes::{Cluster, Node};
 use crate::retry::pauses;
 use crate::slot::{Slot, tag_of};
+use crate::tally::{Counted, Tally};
 
 /// A subscription that nobody uses is ended after about this.
 const IDLE: Duration = Duration::from_secs(30);
@@ -32,14 +34,17 @@ pub(crate) enum Inbox {
         node: Arc<Node>,
         channel: Arc<str>,
     },
-    Shard(Arc<ShardChannel>),
+    Shard {
+        channel: Arc<ShardChannel>,
+        _used: Counted,
+    },
 }
 
 impl Inbox {
     pub(crate) fn channel(&self) -> &[u8] {
         match self {
             Self::Client { channel, .. } => channel.as_bytes(),
-            Self::Shard(shard) => shard.name.as_bytes(),
+            Self::Shard { channel, .. } => channel.name.as_bytes(),
         }
     }
 
@@ -47,7 +52,7 @@ impl Inbox {
     pub(crate) fn epoch(&self) -> u64 {
         match self {
             Self::Client { node, .. } => node.messages.epoch(),
-            Self::Shard(shard) => *shard.confirmed.borrow(),
+            Self::Shard { channel, .. } => *channel.confirmed.borrow(),
         }
     }
 
@@ -55,7 +60,7 @@ impl Inbox {
     pub(crate) async fn newer_than(&self, epoch: u64) {
         match self {
             Self::Client { node, .. } => node.messages.newer_than(epoch).await,
-            Self::Shard(shard) => above(&shard.confirmed, epoch).await,
+            Self::Shard { channel, .. } => above(&channel.confirmed, epoch).await,
         }
     }
 }
@@ -70,12 +75,25 @@ pub(crate) struct ShardChannel {
     /// How often a node has ended the subscription.
     ended: watch::Sender<u64>,
     task: OnceLock<AbortHandle>,
+    users: Tally,
 }
 
 impl ShardChannel {
     pub(crate) fn new(slot: Slot, client: &str) -> Self {
         let name = format!("flock:{{{}}}:{client}", tag_of(slot));
-        Self { slot, name, confirmed: watch::Sender::new(0), ended: watch::Sender::new(0), task: OnceLock::new() }
+        Self {
+            slot,
+            name,
+            confirmed: watch::Sender::new(0),
+            ended: watch::Sender::new(0),
+            task: OnceLock::new(),
+            users: Tally::default(),
+        }
+    }
+
+    /// Uses it. To be called under the lock of the list: what is not used may be taken from there.
+    pub(crate) fn inbox(self: &Arc<Self>) -> Inbox {
+        Inbox::Shard { channel: Arc::clone(self), _used: self.users.add() }
     }
 
     pub(crate) fn is_kept_up_by(&self, task: AbortHandle) {
@@ -144,15 +162,12 @@ impl ShardChannel {
     }
 
     /// Ends when nobody has used it for a while; it is forgotten then.
-    async fn unused(self: &Arc<Self>, cluster: &Cluster) {
-        // Ours, and the list's.
-        const UNUSED: usize = 2;
+    async fn unused(&self, cluster: &Cluster) {
         let mut idle = false;
         loop {
             sleep(cluster.kit.jitter.around(IDLE / 2)).await;
             let mut channels = lock(&cluster.channels);
-            // Whoever begins to use it takes it from the list, which is locked.
-            let is_idle = Arc::strong_count(self) <= UNUSED;
+            let is_idle = self.users.count() == 0;
             if idle && is_idle {
                 channels.remove(&self.slot);
                 return;

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use flock_core::wire::error::ErrorCode;
@@ -24,6 +24,7 @@ use crate::address::Address;
 use crate::error::{ConnectError, ServerError};
 use crate::jitter::{Backoff, Jitter};
 use crate::link;
+use crate::mutex::lock;
 use crate::slot::{SLOTS, Slot};
 
 /// How often the nodes are asked while all is well.
@@ -160,14 +161,14 @@ impl SlotMap {
     /// Something has failed that would if the map were wrong: the nodes are asked soon.
     pub(crate) fn doubt(&self) {
         let now = Instant::now();
-        let before = self.doubted.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        let before = lock(&self.doubted).replace(now);
         if before.is_none_or(|before| now.duration_since(before) > DOUBT) {
             self.doubt.notify_one();
         }
     }
 
     /// Takes what an error that a node has answered tells of the map.
-    pub(crate) fn heed(&self, node: &Address, error: &ServerError) {
+    pub(crate) fn learn_from(&self, node: &Address, error: &ServerError) {
         if error.known() == Some(ErrorCode::Moved)
             && let Some((slot, primary)) = redirection(error, |_| node.host.clone())
         {
@@ -207,7 +208,7 @@ impl SlotMap {
     pub(crate) async fn keep_known(&self) {
         let mut backoff = Backoff::new(RETRY_FIRST, RETRY_MOST);
         loop {
-            let doubted = *self.doubted.lock().unwrap_or_else(PoisonError::into_inner);
+            let doubted = *lock(&self.doubted);
             if doubted.is_some_and(|doubted| doubted.elapsed() <= DOUBT) {
                 sleep(backoff.next(&self.jitter)).await;
             } else {
@@ -414,11 +415,11 @@ mod tests {
     #[test]
     fn redirection_moves_one_slot() {
         let map = map();
-        map.heed(&address(1), &ServerError::new("MOVED", "5 10.0.0.1:7"));
-        map.heed(&address(1), &ServerError::new("MOVED", "6 :8"));
-        map.heed(&address(1), &ServerError::new("MOVED", "7 ::1:9"));
-        map.heed(&address(1), &ServerError::new("MOVED", "99999 h:9"));
-        map.heed(&address(1), &ServerError::new("ASK", "8 h:9"));
+        map.learn_from(&address(1), &ServerError::new("MOVED", "5 10.0.0.1:7"));
+        map.learn_from(&address(1), &ServerError::new("MOVED", "6 :8"));
+        map.learn_from(&address(1), &ServerError::new("MOVED", "7 ::1:9"));
+        map.learn_from(&address(1), &ServerError::new("MOVED", "99999 h:9"));
+        map.learn_from(&address(1), &ServerError::new("ASK", "8 h:9"));
         let primaries: Vec<_> = [5, 6, 7].map(|slot| map.primary(slot).to_string()).into();
         assert_eq!(primaries, ["10.0.0.1:7", "h:8", "[::1]:9"]);
         assert_eq!(*map.primary(8), address(1), "nobody is known: who is named in the URL");
@@ -428,7 +429,7 @@ mod tests {
     #[tokio::test]
     async fn slot_that_has_moved_is_told() {
         let map = map();
-        map.heed(&address(1), &ServerError::new("MOVED", "5 h:7"));
+        map.learn_from(&address(1), &ServerError::new("MOVED", "5 h:7"));
         assert!(timeout(Duration::from_millis(20), map.moved(5, &address(7))).await.is_err());
         map.moved(5, &address(1)).await;
     }

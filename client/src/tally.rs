@@ -35,9 +35,14 @@ impl Tally {
         }
     }
 
-    #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.0.count.load(Ordering::Acquire)
+    }
+}
+
+impl Clone for Counted {
+    fn clone(&self) -> Self {
+        Tally(Arc::clone(&self.0)).add()
     }
 }
 

@@ -54,7 +54,7 @@ use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use flock_core::token::WallClock;
@@ -66,6 +66,7 @@ use tokio::time::sleep;
 
 use crate::client::{Builder, Flock};
 use crate::clock::Clock;
+use crate::mutex::lock;
 use node::Node;
 
 /// Bytes under way in one direction of a connection.
@@ -272,17 +273,13 @@ impl Server {
 impl Shared {
     fn with<T>(&self, act: impl FnOnce(&mut Node, Time) -> T) -> T {
         let now = self.clock.now();
-        let mut node = self.lock();
+        let mut node = lock(&self.node);
         node.perform_due(now);
         let outcome = act(&mut node, now);
         node.perform_due(now);
         drop(node);
         self.earlier.notify_one();
         outcome
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Node> {
-        self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -292,7 +289,7 @@ async fn keep_time(server: Weak<Shared>, earlier: Arc<Notify>) {
         let pause = {
             let Some(server) = server.upgrade() else { return };
             let now = server.clock.now();
-            let mut node = server.lock();
+            let mut node = lock(&server.node);
             node.perform_due(now);
             node.next_deadline().map(|at| server.clock.until(at))
         };
