@@ -131,7 +131,8 @@ impl ClientThread {
     }
 
     fn take_over(&self, mut is_due: impl FnMut(&mut Listed) -> bool) {
-        let due: Vec<_> = lock(&self.with_callers).listed.extract_if(|_, listed| is_due(listed)).collect();
+        let mut due: Vec<_> = lock(&self.with_callers).listed.extract_if(|_, listed| is_due(listed)).collect();
+        due.sort_unstable_by_key(|(number, _)| *number); // as they began: what happens is to follow from the seed in a simulation
         for (_, listed) in due {
             listed.operation.take_over(self);
         }
