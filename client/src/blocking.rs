@@ -264,7 +264,7 @@ impl Guard {
         self.inner.remaining()
     }
 
-    /// Waits until the lock is lost, for at most `timeout`. None if it is held for all that time.
+    /// Waits until the lock is lost, for at most `timeout`; says why, or `None` if it is held for all that time.
     ///
     /// # Panics
     /// In an asynchronous task.
@@ -283,7 +283,7 @@ impl Guard {
         self.flock.wait_for(waited).unwrap_or(Some(LossReason::ShutDown))
     }
 
-    /// Calls `tell` once if the lock is lost: not if it is released or dropped before.
+    /// Calls `tell` once when the lock is lost, or soon if it is already; not if the guard is released, dropped or leaked before.
     ///
     /// It is called on the client's thread, which renews all other locks: set a flag, close a socket, but do not wait there.
     pub fn on_lost(&mut self, tell: impl FnOnce(LossReason) + Send + 'static) {

@@ -50,7 +50,7 @@
 //!
 //! | outcome | means | then |
 //! |---|---|---|
-//! | [`AcquireError::TimedOut`], `None` of a try | others hold it | later, or not at all |
+//! | [`AcquireError::TimedOut`], `None` of a try | others hold it, or came first | later, or not at all |
 //! | [`AcquireError::Unavailable`] | no answer in time; nothing is held | later |
 //! | [`HoldError::Unknown`] of a release | no answer in time | nothing: it goes on in the background |
 //! | [`HoldError::Unknown`] of a renewal, a conversion | it may have happened | the same call again |
