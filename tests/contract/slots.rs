@@ -19,7 +19,6 @@ on_own_servers![
     waiter_of_a_moved_slot_is_sent_on_and_the_hold_arrives,
     lease_of_a_slot_that_is_not_here_yet_is_not_ended,
     tokens_rise_in_a_moved_slot,
-    channel_must_be_in_the_keys_slot,
     failover_of_a_cluster_ends_waits,
 ];
 
@@ -159,17 +158,6 @@ mod atomically {
         way.source_node.assert_alive();
         way.target_node.assert_alive();
     }
-}
-
-fn channel_must_be_in_the_keys_slot(builder: Builder) {
-    // In cluster mode messages stay within the shard: a channel of another slot would hear nothing.
-    let cluster = Cluster::start(&builder, 2);
-    let node = &cluster.nodes[cluster.owner_of("{k}1")];
-    let mut conn = node.connect(Protocol::Resp2);
-    let queue =
-        |channel: &str| args!["FLOCK.ACQUIRE", "{k}1", "alice", LEASE_MS, "QUEUE", 1000, "CHANNEL", channel].to_vec();
-    assert_eq!(conn.cmd(&queue("elsewhere")).error_code(), Some("CROSSSLOT"));
-    conn.cmd(&queue("{k}client")).as_token();
 }
 
 fn failover_of_a_cluster_ends_waits(builder: Builder) {

@@ -7,6 +7,7 @@ use std::thread::panicking;
 
 use crate::resp::Protocol;
 use crate::server::{Builder, Generation, Server, tail};
+use crate::topology::Cluster;
 
 /// Makes four tests of each `fn(&Server, Protocol)`: `name::v9_resp2`, `v9_resp3`, `v8_resp2`, `v8_resp3`.
 ///
@@ -60,6 +61,27 @@ macro_rules! on_own_servers {
     )+};
 }
 
+/// Makes two tests of each `fn(&Cluster)`: `name::v9` and `name::v8`, on a cluster of three primaries and three replicas that other tests
+/// use too, before and afterwards; see [`Cluster::shared`](crate::topology::Cluster::shared) for what they must leave alone.
+#[macro_export]
+macro_rules! on_shared_cluster {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            use $crate::{both::run_on_shared_cluster, server::Generation};
+
+            #[test]
+            fn v9() {
+                run_on_shared_cluster(Generation::New, super::$name);
+            }
+
+            #[test]
+            fn v8() {
+                run_on_shared_cluster(Generation::Old, super::$name);
+            }
+        }
+    )+};
+}
+
 /// Runs `test` on the shared server, which must then be as well as before.
 ///
 /// # Panics
@@ -75,6 +97,21 @@ pub fn run_on_shared(generation: Generation, protocol: Protocol, test: fn(&Serve
 /// Runs `test` with a builder for this generation.
 pub fn run_on_own(generation: Generation, test: fn(Builder)) {
     test(Server::builder().generation(generation));
+}
+
+/// Runs `test` on the shared cluster, which must then be as well as before.
+///
+/// # Panics
+/// If the test does, or if a node is not well.
+pub fn run_on_shared_cluster(generation: Generation, test: fn(&Cluster)) {
+    let shared = Cluster::shared(generation);
+    let cluster = shared.as_ref().expect("it has been started");
+    let printers: Vec<_> =
+        cluster.nodes.iter().map(|server| LogPrinter { server, log_start: server.log_length() }).collect();
+    test(cluster);
+    for printer in &printers {
+        printer.server.assert_alive_since(printer.log_start);
+    }
 }
 
 /// Prints what a shared server has logged during a test that failed; its guard lives on and will not.

@@ -1,11 +1,12 @@
 //! Several servers that know each other: a primary with replicas, these with sentinels, a cluster.
 
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::args;
 use crate::reply::Reply;
 use crate::resp::{ANSWER_WITHIN, Conn, Protocol};
-use crate::server::{Builder, Info, Server};
+use crate::server::{Builder, Generation, Info, Server};
 use crate::wait::{wait_for, wait_until};
 
 /// A full sync of a test's data takes milliseconds, but a replica that lost its link tries again once a second only.
@@ -90,7 +91,7 @@ pub fn promote(replica: &Server) {
 #[track_caller]
 pub fn demote(server: &Server, primary: &Server) {
     let mut conn = server.connect(Protocol::Resp2);
-    let reply = conn.cmd(&args!["REPLICAOF", "127.0.0.1", primary.port()]);
+    let reply = conn.cmd(&args!["REPLICAOF", primary.addr().ip().to_string(), primary.port()]);
     assert_eq!(reply, Reply::ok());
     wait_role(server, "slave");
 }
@@ -102,7 +103,7 @@ pub fn demote(server: &Server, primary: &Server) {
 #[track_caller]
 pub fn fail_over(primary: &Server, replica: &Server) {
     let mut conn = primary.connect(Protocol::Resp2);
-    let reply = conn.cmd(&args!["FAILOVER", "TO", "127.0.0.1", replica.port()]);
+    let reply = conn.cmd(&args!["FAILOVER", "TO", replica.addr().ip().to_string(), replica.port()]);
     assert_eq!(reply, Reply::ok());
     wait_role(replica, "master");
     wait_role(primary, "slave");
@@ -277,9 +278,45 @@ impl Cluster {
     /// If they do not come in step.
     #[track_caller]
     pub fn start_replicated(builder: &Builder, primaries: usize) -> Cluster {
-        let mut cluster = Self::start(builder, primaries);
-        cluster.add_replicas(builder, &(0..primaries).collect::<Vec<_>>());
+        Self::of_replicated(&vec![builder.clone(); primaries], builder)
+    }
+
+    /// As [`Cluster::start_replicated`], each primary with a builder of its own.
+    ///
+    /// # Panics
+    /// If they do not come in step.
+    #[track_caller]
+    pub fn of_replicated(primaries: &[Builder], replicas: &Builder) -> Cluster {
+        let mut cluster = Self::of(primaries);
+        cluster.add_replicas(replicas, &(0..primaries.len()).collect::<Vec<_>>());
         cluster
+    }
+
+    /// Three primaries with a replica each, of this generation, that the tests of this process share, one after the other: starting them
+    /// takes seconds. They are started at the first call. Nodes publish releases (`flock.release-notifications yes`).
+    ///
+    /// A test on it uses keys of its own, leaves no setting changed, and every slot and role where it was. A cluster on which a test has
+    /// failed is not used again. The kernel ends it with the test process.
+    #[track_caller]
+    pub fn shared(generation: Generation) -> MutexGuard<'static, Option<Cluster>> {
+        static NEW: Mutex<Option<Cluster>> = Mutex::new(None);
+        static OLD: Mutex<Option<Cluster>> = Mutex::new(None);
+        let slot = match generation {
+            Generation::New => &NEW,
+            Generation::Old => &OLD,
+        };
+        let mut shared = slot.lock().unwrap_or_else(|poisoned| {
+            slot.clear_poison();
+            let mut shared = poisoned.into_inner();
+            // Never dropped: its guards would complain to this caller, who has nothing to do with it.
+            std::mem::forget(shared.take());
+            shared
+        });
+        shared.get_or_insert_with(|| {
+            let builder = Server::builder().generation(generation).config("flock.release-notifications", "yes");
+            Self::start_replicated(&builder, 3)
+        });
+        shared
     }
 
     /// Adds a replica of `nodes[of]`, waits until it is in step, and returns its index in `nodes`.
@@ -389,14 +426,13 @@ impl Cluster {
 
 #[track_caller]
 fn meet(conn: &mut Conn, other: &Server) {
-    let meet = args!["CLUSTER", "MEET", "127.0.0.1", other.port(), other.bus_port()];
+    let meet = args!["CLUSTER", "MEET", other.addr().ip().to_string(), other.port(), other.bus_port()];
     assert_eq!(conn.cmd(&meet), Reply::ok());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::Generation;
 
     #[test]
     fn replicas_follow_and_change_places() {
