@@ -16,18 +16,25 @@ use flock_tests::random::Random;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{Builder, Generation, Server};
+use flock_tests::split_network::SplitNetwork;
 use flock_tests::topology::{Cluster, Replicated, demote, promote, wait_in_step};
-use flock_tests::wait::{let_pass, wait_until};
+use flock_tests::wait::{let_pass, poll, wait_until};
 
 use crate::contender::{Contender, WANTED};
-use crate::scene::{LEASE_MS, hold, long_tier, release};
+use crate::scene::{LEASE_MS, hold, long_tier, release, waiter};
 use crate::traffic::{assert_same, contents, held, wait_settled};
 
 on_own_servers![
     clients_of_a_killed_primary_go_on_at_its_stale_replica,
     storage_believes_the_newer_of_two_primaries,
+    minority_primary_that_is_cut_off_stops_granting,
     grant_that_no_replica_has_is_known_by_wait,
 ];
+
+/// How long a node of a cluster may be silent.
+const NODE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// An election, and the way back of whoever has lost it.
+const HEALED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Of one server; those of the next begin with twice the number.
 const CLIENTS: u32 = 6;
@@ -69,6 +76,16 @@ impl Run {
             })
         };
         (first..first + CLIENTS).map(one_client).collect()
+    }
+
+    /// Waits until all of these clients have ended by an error. If one does not, all end, and the test.
+    #[track_caller]
+    fn wait_refused(&self, clients: &[ScopedJoinHandle<'_, ()>]) {
+        let are_refused = || clients.iter().all(ScopedJoinHandle::is_finished).then_some(());
+        if poll(HEALED_WITHIN, are_refused).is_none() {
+            self.is_over.store(true, Ordering::Relaxed);
+            panic!("the old primary still serves its clients after {HEALED_WITHIN:?}");
+        }
     }
 }
 
@@ -149,7 +166,6 @@ fn primary_that_hears_nobody_stops_granting() {
     // takes over. For one and a half node timeouts at most both grant; then it says that the cluster is down, to those who wait there too.
     // The server's own filter cuts it off, so no rights are needed; that the others go on hearing it spares them an election, so they are
     // told to.
-    const NODE_TIMEOUT: Duration = Duration::from_millis(1500);
     const ALL_PACKETS: &str = "-2";
     const NO_PACKETS: &str = "-1";
     let builder = Server::builder().generation(Generation::New);
@@ -169,15 +185,23 @@ fn primary_that_hears_nobody_stops_granting() {
         assert_eq!(admin.cmd(&[filter[0], filter[1], ALL_PACKETS]), Reply::ok());
         cluster.fail_over(replica, Some("TAKEOVER"));
         run.clients(threads, new, 2 * CLIENTS, &mut random);
-        for client in stale {
-            client.join().expect("a client of the old primary ends by an error");
-        }
+        run.wait_refused(&stale);
         let refusal = admin.cmd(&args!["FLOCK.ACQUIRE", WANTED[0], "late", LEASE_MS]);
         let_pass(a_while());
         run.is_over.store(true, Ordering::Relaxed);
         (cut, refusal)
     });
     assert_eq!(refusal.error_code(), Some("CLUSTERDOWN"), "{refusal}");
+    assert_replaced(&run, cut, NODE_TIMEOUT);
+
+    // When it hears again it is a replica, and has what its successor has.
+    assert_eq!(admin.cmd(&[filter[0], filter[1], NO_PACKETS]), Reply::ok());
+    assert_follows(old, new);
+}
+
+/// The old primary has stopped to grant soon after the cut, the new one has granted above all of its tokens, and nothing else is wrong.
+#[track_caller]
+fn assert_replaced(run: &Run, cut: u64, node_timeout: Duration) {
     let events = run.recorder.events();
     let grants =
         events.iter().filter(|event| event.process < CLIENTS && matches!(event.phase, Phase::Ok { token: Some(_) }));
@@ -191,17 +215,69 @@ fn primary_that_hears_nobody_stops_granting() {
     );
     assert!(last_stale < first_new, "{last_stale} {first_new}");
     // A node is asked whether it is there when it has been silent for half of the timeout, and has all of it to answer.
-    assert!(last < NODE_TIMEOUT * 3 / 2 + Duration::from_millis(1500), "{last:?}");
+    assert!(last < node_timeout * 3 / 2 + Duration::from_millis(1500), "{last:?}");
     assert_sound(&events, &Rules { order: Order::Nowhere, ..WITH_LOSS });
+}
 
-    // When it hears again it is a replica, and has what its successor has.
-    assert_eq!(admin.cmd(&[filter[0], filter[1], NO_PACKETS]), Reply::ok());
-    wait_until("the old primary is a replica", Duration::from_secs(20), || {
-        old.info("replication").text("role") == "slave"
-    });
+/// The old primary becomes a replica of the new one, and holds what that holds.
+#[track_caller]
+fn assert_follows(old: &Server, new: &Server) {
+    wait_until("the old primary is a replica", HEALED_WITHIN, || old.info("replication").text("role") == "slave");
     wait_settled(new);
     wait_in_step(new, old);
     assert_same(&held(old), &held(new), "the old primary and the new one");
+}
+
+fn minority_primary_that_is_cut_off_stops_granting(builder: Builder) {
+    // E5, S3. A cable breaks between one primary and all the others. Its clients are on its side and go on, until it notices; the others
+    // elect its replica. Then the cable is mended. What both have granted under one name: the storage takes the newer, and refuses the
+    // older from then on.
+    if !long_tier() {
+        println!("not run: a cut network is for the long tier");
+        return;
+    }
+    let Some(network) = SplitNetwork::for_test("a minority primary that is cut off") else { return };
+    let [minority, majority] = network
+        .sides()
+        .each_ref()
+        .map(|side| builder.clone().within(side).config("cluster-node-timeout", NODE_TIMEOUT.as_millis()));
+    let cluster = Cluster::of_replicated(&[minority, majority.clone(), majority.clone()], &majority);
+    assert_eq!(cluster.owner_of(WANTED[0]), 0, "the slots are shared out in the order of the nodes");
+    let (old, new) = (&cluster.nodes[0], &cluster.nodes[3]);
+    let mut stale = old.connect(Protocol::Resp2);
+    let (kept, contested) = ("{w}kept", "{w}contested");
+    let kept_token = hold(&mut stale, kept, "carol");
+    assert_eq!(stale.cmd(&args!["WAIT", 1, 10_000]), Reply::Int(1));
+    let mut random = Random::new();
+    let run = Run::default();
+    let (cut, stale_token) = scope(|threads| {
+        let clients = run.clients(threads, old, 0, &mut random);
+        let_pass(a_while());
+        let cut = now_ns();
+        network.cut();
+        let stale_token = hold(&mut stale, contested, "alice");
+        let mut waiting = waiter(old, Protocol::Resp2, contested, "dave");
+        run.wait_refused(&clients);
+        assert_eq!(waiting.recv().error_code(), Some("CLUSTERDOWN"));
+        let mut conn = new.connect(Protocol::Resp2);
+        wait_until("the replica has been elected", HEALED_WITHIN, || conn.cmd(&["EXISTS", kept]) == Reply::Int(1));
+        run.clients(threads, new, 2 * CLIENTS, &mut random);
+        let_pass(a_while());
+        run.is_over.store(true, Ordering::Relaxed);
+        (cut, stale_token)
+    });
+    assert_replaced(&run, cut, NODE_TIMEOUT);
+    let refusal = stale.cmd(&args!["FLOCK.ACQUIRE", kept, "late", LEASE_MS]);
+    assert_eq!(refusal.error_code(), Some("CLUSTERDOWN"), "{refusal}");
+    let mut conn = new.connect(Protocol::Resp2);
+    let token = hold(&mut conn, contested, "bob");
+    assert!(run.store.write(contested, "bob", token));
+    assert!(!run.store.write(contested, "alice", stale_token), "{stale_token} after {token}");
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", kept, kept_token]), Reply::Int(1), "what had arrived is still held");
+
+    network.heal();
+    assert_follows(old, new);
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", contested, token]), Reply::Int(1));
 }
 
 fn grant_that_no_replica_has_is_known_by_wait(builder: Builder) {

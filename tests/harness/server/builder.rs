@@ -1,6 +1,7 @@
 //! How a server is started: its configuration, and what is tried until it is ready.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Mutex;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use super::{Generation, Server, WALL_CLOCK, path_from_env};
 use crate::c_library;
 use crate::port::PortLease;
+use crate::split_network::{Place, Side};
 use crate::work_dir::WorkDir;
 
 /// An idle machine has a server ready in 40 ms; loading data, valgrind and a busy machine take longer.
@@ -28,6 +30,7 @@ pub struct Builder {
     env: Vec<(String, String)>,
     wall_clock: Option<i64>,
     role: Role,
+    place: Option<Place>,
     data_from: Option<PathBuf>,
     ready_within: Duration,
     panics_allowed: bool,
@@ -68,6 +71,7 @@ impl Builder {
             env: Vec::new(),
             wall_clock: None,
             role: Role::Server,
+            place: None,
             data_from: None,
             ready_within: READY_WITHIN,
             panics_allowed: false,
@@ -112,7 +116,7 @@ impl Builder {
 
     /// Starts as a replica of `primary`.
     pub fn replica_of(self, primary: &Server) -> Builder {
-        self.config("replicaof", format!("127.0.0.1 {}", primary.port()))
+        self.config("replicaof", format!("{} {}", primary.addr().ip(), primary.port()))
     }
 
     /// With the append-only file, synced at every write, so that what was acknowledged survives [`Server::kill9`].
@@ -130,6 +134,12 @@ impl Builder {
     pub fn sentinel(mut self) -> Builder {
         self.role = Role::Sentinel;
         self.without_module()
+    }
+
+    /// On one side of a network, instead of where the test itself is.
+    pub fn within(mut self, side: &Side) -> Builder {
+        self.place = Some(side.place());
+        self
     }
 
     /// Puts the server's wall clock off by so many seconds, from its very start; [`Server::set_wall_clock`] changes it. Its clocks since
@@ -215,6 +225,7 @@ impl Builder {
         let server = Server {
             binary: self.binary.clone().unwrap_or_else(|| self.generation.binary()),
             role: self.role,
+            place: self.place.clone(),
             env,
             ready_within: self.ready_within,
             panics_allowed: self.panics_allowed,
@@ -234,7 +245,12 @@ impl Builder {
 
     /// A file rather than arguments, so that CONFIG REWRITE works and a restart finds what it wrote.
     fn config_file(&self, port: &PortLease, bus: Option<&PortLease>) -> String {
-        let mut lines = vec!["bind 127.0.0.1".to_owned(), format!("port {}", port.number())];
+        let address = self.place.as_ref().map_or(Ipv4Addr::LOCALHOST, |place| place.address);
+        let mut lines = vec![format!("bind {address}"), format!("port {}", port.number())];
+        if self.place.is_some() {
+            // Only the test can reach it, and comes from another address than the server's own.
+            lines.push("protected-mode no".to_owned());
+        }
         if self.role != Role::Sentinel {
             lines.extend([
                 "save \"\"".to_owned(),

@@ -29,6 +29,7 @@ pub use info::Info;
 use crate::port::PortLease;
 use crate::process;
 use crate::resp::{ANSWER_WITHIN, Conn, Protocol};
+use crate::split_network::Place;
 use crate::wait::{poll, wait_for, wait_until};
 use crate::work_dir::WorkDir;
 
@@ -81,6 +82,7 @@ pub fn unique_key(name: &str) -> String {
 pub struct Server {
     binary: PathBuf,
     role: Role,
+    place: Option<Place>,
     env: Vec<(String, String)>,
     ready_within: Duration,
     panics_allowed: bool,
@@ -139,7 +141,8 @@ impl Server {
 
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port()))
+        let address = self.place.as_ref().map_or(Ipv4Addr::LOCALHOST, |place| place.address);
+        SocketAddr::from((address, self.port()))
     }
 
     /// Its directory: data files and `valkey.conf`.
@@ -407,7 +410,14 @@ impl Server {
 
     fn spawn(&self, log: File) -> Child {
         let errors = log.try_clone().expect("cannot share the server's log");
-        let mut command = process::command(&self.binary);
+        let mut command = match &self.place {
+            None => process::command(&self.binary),
+            Some(place) => {
+                let mut command = process::command(Path::new("nsenter"));
+                command.arg(format!("--net={}", place.namespace.display())).arg(&self.binary);
+                command
+            }
+        };
         command
             .arg("valkey.conf")
             .args((self.role == Role::Sentinel).then_some("--sentinel"))
