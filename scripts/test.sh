@@ -5,9 +5,9 @@
 #   scripts/test.sh long     set-up, simulated worlds, build, contract tests, long tier  (make test-long)
 #   scripts/test.sh soak     the long tier, MINUTES times as many rounds                 (make soak)
 #
-# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, not in the quick tier, one that panics on request;
-# FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh. VALKEY_SERVER or VALKEY_SERVER_OLD in the
-# environment replace those.
+# The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, not in the quick tier, one that panics on request
+# and writes the format of a later version; FLOCK_TEST_TIER, which is the argument; and the programs named in target/tools/env.sh.
+# VALKEY_SERVER or VALKEY_SERVER_OLD in the environment replace those.
 set -eu
 cd "$(dirname "$0")/.."
 tier=${1:?quick, long or soak}
@@ -35,8 +35,8 @@ FLOCK_MODULE=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so
 export FLOCK_MODULE
 if [ "$tier" != quick ]; then
     planted=${CARGO_TARGET_DIR:-target}/planted
-    stage "build with planted panics" \
-        cargo build --release -p flock-module --features planted-panics --target-dir "$planted"
+    stage "build with planted panics and the next format" \
+        cargo build --release -p flock-module --features planted-panics,next-format --target-dir "$planted"
     FLOCK_MODULE_PLANTED=$(cd "$planted" && pwd)/release/libflock.so
     export FLOCK_MODULE_PLANTED
 fi

@@ -1,13 +1,13 @@
 //! A panic inside the module, planted in every kind of callback: an error at most, never the end of the server.
 //!
 //! The library that is shipped has nothing planted. These tests load another one, with the feature `planted-panics`, that the long tier
-//! builds; in the usual tier they do nothing.
+//! builds (and with the feature `next-format`, for `upgrade.rs`); in the usual tier they do nothing.
 
 use flock_tests::args;
 use flock_tests::on_own_servers;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
-use flock_tests::server::{Builder, Server};
+use flock_tests::server::{Builder, Server, planted_module};
 use flock_tests::topology::Cluster;
 use flock_tests::wait::{wait_for, wait_until};
 
@@ -47,10 +47,8 @@ fn planted(builder: &Builder, kind: &str, turn: u32) -> Option<Builder> {
         println!("not run: planted panics are for the long tier, which builds a library that has them");
         return None;
     }
-    let module = std::env::var("FLOCK_MODULE_PLANTED")
-        .expect("FLOCK_MODULE_PLANTED names the library with planted panics: run these tests by `make test-long`");
     let plan = format!("{kind}:{turn}");
-    Some(builder.clone().module(module).env("FLOCK_PLANTED_PANIC", &plan).allow_panics())
+    Some(builder.clone().module(planted_module()).env("FLOCK_PLANTED_PANIC", &plan).allow_panics())
 }
 
 /// The same, started.

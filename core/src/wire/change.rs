@@ -30,6 +30,10 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+/// Whether grants are written with a word that no version knows yet.
+const NEXT_FORMAT: bool = cfg!(feature = "next-format");
+const NEXT: &[u8] = b"NEXT-";
+
 /// Appends `change` to `out`. `boot` names the host's boot, whose clock the deadlines are on; 0 if that is not known.
 pub fn encode(change: &Change, boot: u64, out: &mut Vec<u8>) {
     match change {
@@ -70,7 +74,7 @@ pub fn encode(change: &Change, boot: u64, out: &mut Vec<u8>) {
 
 /// Reads a change. `boot` names this host's boot: a deadline of another one is left out.
 pub fn decode(bytes: &[u8], boot: u64) -> Result<Change, Corrupt> {
-    let mut words = Words::new(bytes);
+    let mut words = Words::new(if NEXT_FORMAT { bytes.strip_prefix(NEXT).unwrap_or(bytes) } else { bytes });
     match words.word()? {
         b"GRANT" => decode_grant(words, boot, false),
         b"GRANT-TERMS" => decode_grant(words, boot, true),
@@ -104,6 +108,9 @@ pub fn decode(bytes: &[u8], boot: u64) -> Result<Change, Corrupt> {
 fn encode_grant(grant: &Grant, boot: u64, out: &mut Vec<u8>) {
     let terms = grant.terms.as_deref().filter(|terms| **terms != Terms::default());
     out.reserve(96 + grant.owner.len());
+    if NEXT_FORMAT {
+        out.extend_from_slice(NEXT);
+    }
     out.extend_from_slice(if terms.is_none() { b"GRANT " } else { b"GRANT-TERMS " });
     out.push(mode_letter(grant.mode));
     out.push(b' ');

@@ -64,6 +64,14 @@ impl Generation {
     }
 }
 
+/// A module that panics on request, and writes a format that the tested one does not know: `$FLOCK_MODULE_PLANTED`. It is built for the
+/// long tier.
+#[track_caller]
+pub fn planted_module() -> PathBuf {
+    path_from_env("FLOCK_MODULE_PLANTED")
+}
+
+#[track_caller]
 fn path_from_env(variable: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(path) => PathBuf::from(path),
@@ -375,6 +383,23 @@ impl Server {
     pub fn restart(&mut self) {
         self.shutdown_nosave();
         self.start_again();
+    }
+
+    /// Loads another module file than before, from the next start on.
+    ///
+    /// # Panics
+    /// If the configuration file cannot be written.
+    pub fn set_module(&self, module: &Path) {
+        let path = self.dir().join("valkey.conf");
+        let config = fs::read_to_string(&path).expect("cannot read the configuration file");
+        let with_module = config.lines().map(|line| match line.strip_prefix("loadmodule \"") {
+            Some(rest) => {
+                let args = rest.split_once('"').map_or("", |(_, args)| args);
+                format!("loadmodule \"{}\"{args}\n", module.display())
+            }
+            None => format!("{line}\n"),
+        });
+        fs::write(&path, with_module.collect::<String>()).expect("cannot write the configuration file");
     }
 
     /// Adds a line to the configuration file, for the next start. Later lines win.
