@@ -11,7 +11,7 @@
 //! hold     := flags token lease_ms [deadline us] [claim ms] [session ms] [converted from]
 //!             owner [channel] [label] [count id*]                          ids in byte order
 //! flags    := 1 shared | 2 deadline | 4 claim | 8 session | 16 converted from | 32 channel | 64 label | 128 ids
-//! counter  := 1 value mark
+//! counter  := 1 value mark | 0                                             0: the file lacks locks, and must not be used
 //! ```
 //!
 //! A lock without holds is legal: the value of an ended lock that RENAME or MOVE has carried elsewhere. A field that is absent in
@@ -26,7 +26,11 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-const VERSION: u8 = 1;
+/// What is written; it and all before it are read.
+const VERSION: u8 = if cfg!(feature = "next-format") { 2 } else { 1 };
+
+/// In the place of a version.
+const INCOMPLETE: u8 = 0;
 
 const SHARED: u8 = 1;
 const DEADLINE: u8 = 2;
@@ -103,6 +107,11 @@ pub fn encode_counter(counter: CounterImage, out: &mut Vec<u8>) {
     out.push(VERSION);
     push_number(out, counter.value);
     push_number(out, counter.mark);
+}
+
+/// Appends, instead of a counter, what makes the whole file unreadable: it comes from a replica that lacks what its primary has.
+pub fn encode_incomplete(out: &mut Vec<u8>) {
+    out.push(INCOMPLETE);
 }
 
 /// Reads a stored counter.
@@ -217,7 +226,8 @@ impl<'a> Input<'a> {
     /// Reads the version.
     fn new(bytes: &'a [u8]) -> Result<Self, Corrupt> {
         match bytes.split_first() {
-            Some((&VERSION, rest)) => Ok(Self { rest }),
+            Some((1..=VERSION, rest)) => Ok(Self { rest }),
+            Some((&INCOMPLETE, _)) => Err(Corrupt::new("a replica saved it that had refused changes: remove the file")),
             Some(_) => Err(Corrupt::new("an unknown version: perhaps a later one wrote it")),
             None => Err(Corrupt::new("empty")),
         }
@@ -387,6 +397,16 @@ mod tests {
         for error in [decode(&[2, 0], BOOT).unwrap_err(), decode_counter(&[2, 0]).unwrap_err()] {
             assert_eq!(error.reason(), "an unknown version: perhaps a later one wrote it");
         }
+    }
+
+    #[test]
+    fn a_file_that_lacks_locks_is_refused() {
+        let mut out = Vec::new();
+        encode_incomplete(&mut out);
+        assert_eq!(
+            decode_counter(&out).unwrap_err().reason(),
+            "a replica saved it that had refused changes: remove the file"
+        );
     }
 
     #[track_caller]

@@ -11,6 +11,21 @@ use flock_core::lock::{Change, Start};
 use flock_core::wire;
 use flock_core::wire::error::{ErrorCode, WireError};
 use flock_core::{LockId, Place};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// This replica has refused a change since it was synchronised: it lacks what its primary has.
+static LACKS_CHANGES: AtomicBool = AtomicBool::new(false);
+
+/// Whether what this node has is not what it should have. It must not be saved: a replica that is started on it would go on from
+/// there, with only what its primary has sent since.
+pub(crate) fn lacks_changes() -> bool {
+    LACKS_CHANGES.load(Ordering::Relaxed)
+}
+
+/// All data come anew, or this node is a primary, so that what it has is what there is.
+pub(crate) fn begins_anew() {
+    LACKS_CHANGES.store(false, Ordering::Relaxed);
+}
 
 /// `FLOCK._APPLY effect [key]`. Users cannot run it, whatever their permissions.
 pub(crate) fn apply(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
@@ -54,6 +69,10 @@ const INTERNAL: WireError =
 
 /// A change that cannot be applied means that this server's data differs from the primary's, or that the primary's module is newer.
 fn refused(ctx: &Ctx<'_>, reason: &'static str) -> WireError {
+    let flags = ctx.flags();
+    if !flags.is_primary() && !flags.is_loading() {
+        LACKS_CHANGES.store(true, Ordering::Relaxed);
+    }
     ctx.log(LogLevel::Warning, &format!("a change from replication or the append-only file is refused: {reason}"));
     WireError { code: ErrorCode::Err, message: format!("the change is refused: {reason}").into() }
 }

@@ -1,5 +1,6 @@
 //! Locks as values of the keyspace: saved, loaded, rewritten, digested, unlinked.
 
+use crate::apply;
 use crate::ffi;
 use crate::ffi::ctx::{Ctx, LogLevel, log_without_ctx};
 use crate::ffi::data_type::Handle;
@@ -17,7 +18,7 @@ use flock_core::{Name, Time, wire};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// The version that values and counters carry in snapshots.
-const ENCODING_VERSION: i32 = 1;
+const ENCODING_VERSION: i32 = if cfg!(feature = "next-format") { 2 } else { 1 };
 /// No stored lock is bigger: 256 MiB are about a million shared holders.
 const VALUE_BYTES_MAX: usize = 256 << 20;
 const COUNTER_BYTES_MAX: usize = 1024;
@@ -147,9 +148,19 @@ pub(crate) fn was_unlinked_in_this_command() -> bool {
     UNLINKED_IN.load(Ordering::Relaxed) == timer_fd::command_began_us()
 }
 
-/// Writes the counter and its mark to a snapshot.
-pub(crate) fn aux_save(writer: &mut RdbWriter<'_>) {
+/// Writes the counter and its mark to a snapshot. `false` fails the snapshot where that can be done (in a child of the server's);
+/// elsewhere it makes one that nobody will load.
+pub(crate) fn aux_save(writer: &mut RdbWriter<'_>) -> bool {
     let mut bytes = Vec::new();
+    if apply::lacks_changes() {
+        log_without_ctx(
+            LogLevel::Warning,
+            "this replica has refused changes of its primary: no snapshot of it is usable",
+        );
+        snapshot::encode_incomplete(&mut bytes);
+        writer.save_bytes(&bytes);
+        return false;
+    }
     let is_primary = writer.server_flags().is_primary();
     with_table(|table| {
         let counter = table.counter();
@@ -162,6 +173,7 @@ pub(crate) fn aux_save(writer: &mut RdbWriter<'_>) {
     if !bytes.is_empty() {
         writer.save_bytes(&bytes);
     }
+    true
 }
 
 /// Reads the counter of a snapshot. It only ever raises.

@@ -5,7 +5,7 @@ use crate::ffi::events::{Event, Loading};
 use crate::ffi::string::ServerStr;
 use crate::perform::Shell;
 use crate::state::{self, with_table};
-use crate::{cluster, config, data_type, propagation, role, turn};
+use crate::{apply, cluster, config, data_type, propagation, role, turn};
 use std::num::NonZeroU64;
 
 /// Every event the module subscribes to.
@@ -20,6 +20,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         }
         Event::RoleChanged { is_primary: true } => {
             role::may_have_changed();
+            apply::begins_anew();
             propagation::somebody_may_listen();
             turn::look_soon();
         }
@@ -77,7 +78,10 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         Event::Loading(Loading::Failed) => {
             ctx.log(LogLevel::Warning, "loading failed: the locks read so far are dropped")
         }
-        Event::Loading(Loading::ReplicationStarted) => role::may_have_changed(),
+        Event::Loading(Loading::ReplicationStarted) => {
+            role::may_have_changed();
+            apply::begins_anew();
+        }
         Event::ForkChild { born: false } => {}
     }
 }

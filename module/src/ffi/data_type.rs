@@ -211,10 +211,7 @@ extern "C" fn aux_save(io: *mut raw::RedisModuleIO, _when: c_int) {
     let complete = barrier(Callback::AuxSave, false, || {
         // SAFETY: the server's stream, live until we return.
         match unsafe { RdbWriter::from_raw(io) } {
-            Some(mut writer) => {
-                crate::data_type::aux_save(&mut writer);
-                true
-            }
+            Some(mut writer) => crate::data_type::aux_save(&mut writer),
             None => false,
         }
     });
