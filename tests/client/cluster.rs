@@ -8,6 +8,7 @@ use flock_tests::migration::Migration;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{self, Generation, Server, planted_module};
+use flock_tests::split_network::SplitNetwork;
 use flock_tests::topology::Cluster;
 use flock_tests::wait::wait_until;
 use flock_tests::{args, on_own_servers};
@@ -27,6 +28,7 @@ on_own_servers![
     nothing_is_lost_while_slots_move,
     killed_primary_is_replaced,
     primary_that_is_taken_over_is_left,
+    primary_that_is_cut_off_is_left,
     rolling_restart_loses_nothing,
     rolling_upgrade_loses_nothing,
     outage_is_no_storm,
@@ -50,6 +52,11 @@ async fn connect(cluster: &Cluster) -> Flock {
 /// Nodes notice soon that one is gone.
 fn attentive(builder: &server::Builder) -> server::Builder {
     builder.clone().config("cluster-node-timeout", 1500)
+}
+
+/// Primaries with a replica each, which notice soon that one of them is gone.
+fn replicated(builder: &server::Builder) -> Cluster {
+    Cluster::start_replicated(&attentive(builder), PRIMARIES)
 }
 
 /// A hash tag for each of the first nodes, with which a key is that node's.
@@ -207,7 +214,7 @@ fn node_that_is_cut_off_is_not_believed() {
     // A client that knows nobody but a node which has heard of nothing: it is sent to the old primary, hears there that the cluster is
     // down, and asks the others.
     let builder = Server::builder().generation(Generation::New).config("enable-debug-command", "yes");
-    let mut cluster = Cluster::start_replicated(&attentive(&builder), PRIMARIES);
+    let mut cluster = replicated(&builder);
     within_bounds(async {
         let tags = tags(&cluster, PRIMARIES);
         let (old, new) = (&cluster.nodes[0], &cluster.nodes[PRIMARIES]);
@@ -275,8 +282,7 @@ fn nothing_is_lost_while_slots_move(builder: server::Builder) {
 
 /// Under load the first primary goes, by `end`. What its replica has heard of stays held and is renewed; who waits is granted by the
 /// replica; the other nodes' locks do not notice.
-fn primary_goes(builder: &server::Builder, end: fn(&mut Cluster)) {
-    let mut cluster = Cluster::start_replicated(&attentive(builder), PRIMARIES);
+fn primary_goes(mut cluster: Cluster, end: impl FnOnce(&mut Cluster)) {
     within_bounds(async {
         let (flock, other, idle) = (connect(&cluster).await, connect(&cluster).await, connect(&cluster).await);
         let tags = tags(&cluster, PRIMARIES);
@@ -321,12 +327,24 @@ fn primary_goes(builder: &server::Builder, end: fn(&mut Cluster)) {
 }
 
 fn killed_primary_is_replaced(builder: server::Builder) {
-    primary_goes(&builder, |cluster| cluster.nodes[0].kill9());
+    primary_goes(replicated(&builder), |cluster| cluster.nodes[0].kill9());
 }
 
 fn primary_that_is_taken_over_is_left(builder: server::Builder) {
     // It lives, and hears soon that it is a replica: until then two serve the same slots.
-    primary_goes(&builder, |cluster| cluster.fail_over(PRIMARIES, Some("TAKEOVER")));
+    primary_goes(replicated(&builder), |cluster| cluster.fail_over(PRIMARIES, Some("TAKEOVER")));
+}
+
+fn primary_that_is_cut_off_is_left(builder: server::Builder) {
+    // It lives, the clients reach it, and it reaches no other node. It says that the cluster is down; the others know better.
+    if !long_tier() {
+        println!("not run: a cut network is for the long tier");
+        return;
+    }
+    let Some(network) = SplitNetwork::for_test("a primary that is cut off is left") else { return };
+    let [minority, majority] = network.sides().each_ref().map(|side| attentive(&builder).within(side));
+    let cluster = Cluster::of_replicated(&[minority, majority.clone(), majority.clone()], &majority);
+    primary_goes(cluster, |_| network.cut());
 }
 
 fn rolling_restart_loses_nothing(builder: server::Builder) {
