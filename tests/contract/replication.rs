@@ -253,7 +253,7 @@ fn replicas_own_append_only_file_is_complete(builder: Builder) {
     wait_in_step(primary, &replica);
     let before = contents(primary);
     replica.kill9();
-    replica.append_config("replicaof", "no one");
+    replica.set_config("replicaof", "no one");
     replica.start_again();
     assert_same(&contents(&replica), &before, "the replica alone, and its primary");
 }
@@ -301,7 +301,7 @@ fn append_only_file_begun_under_load_is_complete(builder: Builder) {
         wait_settled(&server);
         let before = held(&server);
         server.kill9();
-        server.append_config("appendonly", "yes");
+        server.set_config("appendonly", "yes");
         server.start_again();
         assert_same(&held(&server), &before, &format!("aof-use-rdb-preamble {preamble}"));
     }
@@ -328,7 +328,7 @@ fn append_only_file_begun_in_a_transaction_is_complete(builder: Builder) {
     assert_eq!(replies[1], Reply::ok());
     wait_for_append_only_file(&server);
     server.kill9();
-    server.append_config("appendonly", "yes");
+    server.set_config("appendonly", "yes");
     server.start_again();
     let mut conn = server.connect(Protocol::Resp2);
     assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "before", replies[0].as_token()]), Reply::Int(1));

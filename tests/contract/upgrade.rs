@@ -219,7 +219,7 @@ fn rolling_upgrade_keeps_every_hold(builder: Builder) {
                 old.wait_exit(PATIENCE);
             }
         }
-        old.append_config("replicaof", &format!("127.0.0.1 {}", new.port()));
+        old.set_config("replicaof", &format!("127.0.0.1 {}", new.port()));
         if let Err(failure) = old.try_start_again() {
             assert_eq!(stop, Stop::Saving);
             assert!(
@@ -258,7 +258,7 @@ fn replica_that_is_not_upgraded_cannot_join_a_newer_primary(builder: Builder) {
     assert!(replica.log().contains(reason), "{}", replica.log());
     assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "k", token]), Reply::Int(1));
     replica.set_module(&planted_module());
-    replica.append_config("replicaof", &format!("127.0.0.1 {}", primary.port()));
+    replica.set_config("replicaof", &format!("127.0.0.1 {}", primary.port()));
     replica.start_again();
     wait_in_step(&primary, &replica);
     assert_same(&contents(&replica), &contents(&primary), "the replica and its primary");

@@ -107,8 +107,8 @@ impl Operator<'_> {
         let _loss = (fsync != "always").then(|| Loss::of_all(self.work));
         let from_ns = now_ns();
         self.servers[node].kill9();
-        self.servers[node].append_config("replicaof", "no one");
-        self.servers[node].append_config("appendfsync", fsync);
+        self.servers[node].set_config("replicaof", "no one");
+        self.servers[node].set_config("appendfsync", fsync);
         self.servers[node].set_wall_clock(0);
         self.servers[node].start_again();
         let kind = match fsync {
@@ -131,7 +131,7 @@ impl Operator<'_> {
     }
 
     fn start_as_replica(&mut self, node: usize, primary_port: u16) {
-        self.servers[node].append_config("replicaof", &format!("127.0.0.1 {primary_port}"));
+        self.servers[node].set_config("replicaof", &format!("127.0.0.1 {primary_port}"));
         self.servers[node].set_wall_clock(0);
         self.servers[node].start_again();
     }

@@ -88,6 +88,12 @@ pub(crate) fn run(plan: &Plan) -> Verdict {
     let verdict = judge(&evidence);
     let version = servers[0].info("server").text("valkey_version").to_owned();
     let folder = report::write(plan, &evidence, &verdict, &work.counts, &version);
+    if !verdict.violations.is_empty() {
+        for (node, server) in servers.iter().enumerate() {
+            let log = folder.join(format!("server-{node}.log"));
+            std::fs::write(log, server.log()).expect("the folder of the report takes a log");
+        }
+    }
     println!(
         "nemesis: seed {}: {} faults, {} violations; fenced {:?}; unfenced {:?} in {visits} visits; {}",
         plan.seed,

@@ -10,7 +10,7 @@ mod info;
 mod tests;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -402,14 +402,18 @@ impl Server {
         fs::write(&path, with_module.collect::<String>()).expect("cannot write the configuration file");
     }
 
-    /// Adds a line to the configuration file, for the next start. Later lines win.
+    /// Sets a line of the configuration file for the next start, in the place of all that have this name. (Not behind them: a server that
+    /// reads `replicaof no one` after the address of a primary is one, and yet connects to that port and loads what it finds there.)
     ///
     /// # Panics
-    /// If the file cannot be written.
-    pub fn append_config(&self, name: &str, value: &str) {
+    /// If the file cannot be read and written.
+    pub fn set_config(&self, name: &str, value: &str) {
         let path = self.dir().join("valkey.conf");
-        let file = OpenOptions::new().append(true).open(path);
-        file.and_then(|mut file| writeln!(file, "{name} {value}")).expect("cannot add to the configuration file");
+        let before = fs::read_to_string(&path).expect("cannot read the configuration file");
+        let has_name = |line: &&str| line.split(' ').next() == Some(name);
+        let mut lines: Vec<_> = before.lines().filter(|line| !has_name(line)).map(str::to_owned).collect();
+        lines.push(format!("{name} {value}\n"));
+        fs::write(path, lines.join("\n")).expect("cannot write the configuration file");
     }
 
     fn launch(&self) -> Result<(), StartFailure> {

@@ -1,6 +1,7 @@
 //! The guard, tested with plain servers: what it starts, what it ends, and what it complains of.
 
 use std::fs;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
@@ -112,7 +113,7 @@ fn shutdown_and_kill_by_the_test_are_no_failure() {
 }
 
 #[test]
-fn restart_keeps_port_and_appended_data() {
+fn restart_keeps_port_and_data() {
     for generation in GENERATIONS {
         let mut server = plain().generation(generation).appendonly().start();
         let port = server.port();
@@ -121,9 +122,12 @@ fn restart_keeps_port_and_appended_data() {
         server.start_again();
         assert_eq!(server.port(), port);
         assert_eq!(server.connect(Protocol::Resp3).cmd(&["GET", "k"]), Reply::bulk("v"));
-        server.append_config("maxmemory", "123mb");
+        server.set_config("maxmemory", "99mb");
+        server.set_config("maxmemory", "123mb");
         server.restart();
         assert_eq!(server.info("memory").number("maxmemory"), 123 << 20);
+        let file = fs::read_to_string(server.dir().join("valkey.conf")).expect("it was started with one");
+        assert_eq!(file.lines().filter(|line| line.starts_with("maxmemory ")).collect::<Vec<_>>(), ["maxmemory 123mb"]);
     }
 }
 
