@@ -356,7 +356,9 @@ async fn convert(engine: Arc<Engine>, hold: Arc<Hold>, mode: Mode) -> Result<(),
 async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(), HoldError> {
     let mut tries = Tries::within(engine.operation_timeout);
     let token = hold.token();
-    hold.begin_conversion();
+    if !hold.begin_conversion() {
+        return Err(gone(engine, hold)); // its future was dropped, and then the guard was
+    }
     loop {
         let lease = lease_now(engine, hold)?;
         let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.name.key, &hold.name.owner, lease) };

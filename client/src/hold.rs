@@ -144,7 +144,7 @@ impl Hold {
 
     /// The token, unless the server may have another one by now.
     pub(crate) fn sure_token(&self) -> Option<Token> {
-        (!self.converting.load(Ordering::Acquire)).then(|| self.token())
+        (!self.converting.load(Ordering::SeqCst)).then(|| self.token())
     }
 
     pub(crate) fn believed_until(&self) -> Time {
@@ -173,8 +173,11 @@ impl Hold {
         self.confirmed.store(true, Ordering::Release);
     }
 
-    pub(crate) fn begin_conversion(&self) {
-        self.converting.store(true, Ordering::Release);
+    /// Begins one; false if the hold has ended. Its holder looks the other way round: what has ended is converted no more, or it is given
+    /// back by a request that names no token.
+    pub(crate) fn begin_conversion(&self) -> bool {
+        self.converting.store(true, Ordering::SeqCst);
+        !self.ended.load(Ordering::SeqCst)
     }
 
     pub(crate) fn end_conversion(&self, token: Token) {
@@ -236,7 +239,7 @@ impl Hold {
 
     /// Ends it on behalf of its holder; false if that was done before.
     pub(crate) fn end(&self) -> bool {
-        let first = !self.ended.swap(true, Ordering::AcqRel);
+        let first = !self.ended.swap(true, Ordering::SeqCst);
         self.over.notify_waiters();
         first
     }

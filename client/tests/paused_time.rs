@@ -391,6 +391,24 @@ async fn conversion_that_nobody_polls_holds_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn conversion_that_was_given_up_ends_with_its_hold() {
+    // Both are tried again until the server can be reached. If it came first, the release would name a token that is no more.
+    let server = Server::new();
+    for number in 0..50 {
+        let flock = server.client().await;
+        let mut guard = flock.lock("k").shared().lease(secs(600)).await.unwrap();
+        server.stop();
+        assert!(timeout(ms(200), guard.upgrade()).await.is_err());
+        let release = tokio::spawn(guard.release());
+        sleep(ms(2000 + 30 * number)).await;
+        server.start();
+        let released = release.await.unwrap();
+        assert_eq!((released.unwrap(), server.holders("k")), (Released::Released, vec![]), "{number}");
+        flock.shutdown(secs(5)).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn loss_is_not_waited_for_after_a_release() {
     let server = Server::new();
     let flock = server.client().await;
