@@ -589,12 +589,13 @@ impl Drop for Attempt {
         if self.taken {
             return;
         }
+        let counted = self.engine.errands.add();
         self.engine.parties.leave(self.name.number);
         if self.requests > 0 {
             // A queued request that is not released ends by itself, and so does the grant that it may become.
             let lasts = self.claim.filter(|_| !self.confirming).unwrap_or(self.lease);
             let until = self.engine.after(QUEUED_MAX + duration(lasts));
-            self.engine.give_back(Errand { name: Arc::clone(&self.name), token: None, until });
+            self.engine.give_back(Errand { name: Arc::clone(&self.name), token: None, until, _counted: counted });
         }
     }
 }

@@ -245,6 +245,7 @@ impl Guard {
     /// releases it with its owner ([`Guard::owner`]) and the token that is returned.
     pub fn leak(self) -> Token {
         let hold = self.hold();
+        let counted = self.engine().errands.add();
         if hold.end() {
             hold.holding.leaked(hold.is_lost());
             // Known until its lease is over: a message of its grant that comes late is not one that nobody waits for.
@@ -252,7 +253,7 @@ impl Guard {
             let lasts = crate::clock::duration(hold.keeping.lease);
             let runtime = engine.runtime().clone();
             // What is only claimed ends with the claim: it is confirmed first, and the client's end waits for that.
-            let unconfirmed = (!hold.is_confirmed()).then(|| (Arc::clone(hold), engine.errands.add()));
+            let unconfirmed = (!hold.is_confirmed()).then(|| (Arc::clone(hold), counted));
             runtime.spawn(async move {
                 if let Some((hold, counted)) = unconfirmed {
                     let _ = renew(Arc::clone(&engine), hold).await; // if not, the server has ended it, or will soon

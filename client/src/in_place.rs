@@ -80,6 +80,8 @@ pub(crate) struct ClientThread {
 struct WithCallers {
     next_number: u64,
     listed: HashMap<u64, Listed>,
+    /// Nothing is left with its caller any more.
+    all_taken_over: bool,
 }
 
 struct Listed {
@@ -125,8 +127,9 @@ impl ClientThread {
         }
     }
 
-    /// Takes over all that is to be carried out.
+    /// Takes over all that is to be carried out, from now on too.
     pub(crate) fn take_over_all(&self) {
+        lock(&self.with_callers).all_taken_over = true;
         self.take_over(|_| true);
     }
 
@@ -208,13 +211,16 @@ impl ClientThread {
         Ok((polled, SIDE.get()))
     }
 
-    /// Lists what is with its caller, under the number that is returned.
-    fn list(&self, operation: Arc<dyn TakeOver>) -> u64 {
+    /// Lists what is with its caller, under the number that is returned; unless it may not stay there.
+    fn list(&self, operation: Arc<dyn TakeOver>) -> Option<u64> {
         let mut with_callers = lock(&self.with_callers);
+        if with_callers.all_taken_over {
+            return None;
+        }
         let number = with_callers.next_number;
         with_callers.next_number += 1;
         with_callers.listed.insert(number, Listed { operation, was_there: false });
-        number
+        Some(number)
     }
 
     /// It is not with its caller any more.
@@ -344,7 +350,12 @@ impl<T: Send + 'static> Future for CarriedOut<'_, T> {
         }
         drop(state);
         if is_here {
-            number.get_or_insert_with(|| thread.list(Arc::<Operation<T>>::clone(operation)));
+            if number.is_none() {
+                *number = thread.list(Arc::<Operation<T>>::clone(operation));
+            }
+            if number.is_none() {
+                operation.take_over(thread);
+            }
         } else if let Some(number) = number.take() {
             thread.strike(number);
         }
@@ -438,5 +449,20 @@ mod tests {
         assert_eq!(listed(), 1);
         thread.take_over_all();
         assert_eq!(listed(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_begins_when_all_was_taken_over_stays_with_no_caller() {
+        // Of two threads, one begins a release while the other has just looked who has.
+        let thread = thread();
+        thread.take_over_all();
+        let (done, is_done) = oneshot::channel();
+        let mut late = thread.carry_out(async move {
+            sleep(PATIENCE / 4).await;
+            done.send(()).unwrap();
+        });
+        begin(&mut late).await;
+        timeout(PATIENCE / 2, is_done).await.unwrap().unwrap();
+        late.await.unwrap();
     }
 }
