@@ -176,8 +176,12 @@ impl Hold {
     /// Begins one; false if the hold has ended. Its holder looks the other way round: what has ended is converted no more, or it is given
     /// back by a request that names no token.
     pub(crate) fn begin_conversion(&self) -> bool {
-        self.converting.store(true, Ordering::SeqCst);
-        !self.ended.load(Ordering::SeqCst)
+        let was_unsure = self.converting.swap(true, Ordering::SeqCst);
+        let has_ended = self.ended.load(Ordering::SeqCst);
+        if has_ended {
+            self.converting.store(was_unsure, Ordering::SeqCst);
+        }
+        !has_ended
     }
 
     pub(crate) fn end_conversion(&self, token: Token) {
