@@ -171,8 +171,8 @@ impl TokenCounter {
         self.reserve()
     }
 
-    /// The mark of this incarnation, also before it is seeded: a primary that has loaded its data may not replicate yet, because of a
-    /// pause, and so not begin. Whoever takes over from a snapshot of then must start above what this one hands out after the pause.
+    /// The mark of this incarnation, also before it is seeded: a primary may be copied when it has just been promoted or loaded. Whoever
+    /// takes over from that snapshot must start above what this one hands out.
     #[must_use]
     pub fn mark_once_seeded(&self, wall: WallClock) -> u64 {
         if self.seeded { self.mark } else { self.clone().seed(wall) }

@@ -53,8 +53,25 @@ pub(crate) fn warn_of_lead(ctx: &Ctx<'_>) {
     }
 }
 
-/// Starts an incarnation, if this node has not yet: seeds the counter and announces its mark.
+/// The mark of this incarnation has not been announced yet.
+static OWES_MARK: AtomicBool = AtomicBool::new(false);
+
+/// Starts an incarnation, if this node has not yet, and announces its mark.
 fn take_over(ctx: &Ctx<'_>) {
+    begin(ctx);
+    if !OWES_MARK.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    if let Some(mark) = with_table(|table| table.counter().mark()) {
+        Shell::in_turn(ctx).announce_mark(mark);
+    }
+    // Again from the next turn: this may be a command that another module has called without replicating it.
+    turn::announce_mark_soon();
+}
+
+/// Starts an incarnation of this primary, if it has not begun yet: seeds the counter. In a pause its mark cannot be announced, but goes
+/// into the snapshots that replicas copy meanwhile; however long the pause is, the mark stays that.
+pub(crate) fn begin(ctx: &Ctx<'_>) {
     if with_table(|table| table.counter().is_seeded()).unwrap_or(true) {
         return;
     }
@@ -73,10 +90,7 @@ fn take_over(ctx: &Ctx<'_>) {
     }
     cluster::apply_heard_marks();
     let grace = config::promotion_grace();
-    let Some(mark) = with_table(|table| table.promoted(state::now(), wall, grace)) else {
-        return;
-    };
-    Shell::in_turn(ctx).announce_mark(mark);
-    // Again from the next turn: this may be a command that another module has called without replicating it.
-    turn::announce_mark_soon();
+    if with_table(|table| table.promoted(state::now(), wall, grace)).is_some() {
+        OWES_MARK.store(true, Ordering::Relaxed);
+    }
 }

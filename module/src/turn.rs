@@ -86,6 +86,7 @@ pub(crate) fn run(ctx: &Ctx<'_>) {
         return;
     }
     if ctx.avoid_replica_traffic() || refuses_writes(ctx) {
+        role::begin(ctx);
         timer_fd::arm(state::now().as_us() + RETRY_US);
         return;
     }
