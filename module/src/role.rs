@@ -32,12 +32,9 @@ pub(crate) fn decides(ctx: &Ctx<'_>) -> bool {
     if DECIDES.load(Ordering::Relaxed) {
         return true;
     }
-    let is_primary = is_primary(ctx);
-    if is_primary {
-        take_over(ctx);
-    }
-    DECIDES.store(is_primary, Ordering::Relaxed);
-    is_primary
+    let decides = is_primary(ctx) && take_over(ctx);
+    DECIDES.store(decides, Ordering::Relaxed);
+    decides
 }
 
 /// Says once, in the log, that tokens are a day ahead of the clock: after a loss of all data they would start below those handed out.
@@ -56,17 +53,18 @@ pub(crate) fn warn_of_lead(ctx: &Ctx<'_>) {
 /// The mark of this incarnation has not been announced yet.
 static OWES_MARK: AtomicBool = AtomicBool::new(false);
 
-/// Starts an incarnation, if this node has not yet, and announces its mark.
-fn take_over(ctx: &Ctx<'_>) {
+/// Starts an incarnation, if this node has not yet, and announces its mark. False if that cannot be done now.
+fn take_over(ctx: &Ctx<'_>) -> bool {
     begin(ctx);
-    if !OWES_MARK.swap(false, Ordering::Relaxed) {
-        return;
-    }
-    if let Some(mark) = with_table(|table| table.counter().mark()) {
+    let Some(mark) = with_table(|table| table.counter().is_seeded().then(|| table.counter().mark())).flatten() else {
+        return false;
+    };
+    if OWES_MARK.swap(false, Ordering::Relaxed) {
         Shell::in_turn(ctx).announce_mark(mark);
+        // Again from the next turn: this may be a command that another module has called without replicating it.
+        turn::announce_mark_soon();
     }
-    // Again from the next turn: this may be a command that another module has called without replicating it.
-    turn::announce_mark_soon();
+    true
 }
 
 /// Starts an incarnation of this primary, if it has not begun yet: seeds the counter. In a pause its mark cannot be announced, but goes
