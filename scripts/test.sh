@@ -43,6 +43,7 @@ fi
 # Thousands of lines, and the servers' logs: what has failed, and why, is told once more at the end.
 on_real_servers() {
     log=${CARGO_TARGET_DIR:-target}/test-$tier.log
+    rm -f "$log.failed"
     { cargo test --no-fail-fast -p flock-tests -p fenced-storage 2>&1 || touch "$log.failed"; } | tee "$log"
     # What this machine or this user does not allow is not passed over in silence.
     grep -o 'skipped: .*: this needs .*' "$log" || true

@@ -174,9 +174,6 @@ impl Builder {
     /// *It gives up a promise:* if that runtime, or *any one* of its threads, is blocked for longer than a lease, leases may not be renewed;
     /// if it is shut down, every hold is lost at once and nothing is given back. While nobody drives it, nothing ends, timeouts included.
     /// Best is a current-thread runtime that is always being driven.
-    ///
-    /// # Panics
-    /// Not here: [`Builder::connect`] panics if the runtime was built without its timers or its I/O.
     pub fn on_runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -240,7 +237,7 @@ impl Builder {
     /// us, [`ConnectError::Tls`] if it is not to be trusted or does not trust us.
     ///
     /// # Panics
-    /// As [`Builder::on_runtime`] says.
+    /// If [`Builder::on_runtime`] was given a runtime that was built without its timers or its I/O.
     ///
     /// # Cancel safety
     /// Dropping the future closes what was opened.
@@ -531,7 +528,8 @@ impl Flock {
     }
 
     /// Ends the client for all its clones: waiting acquisitions fail, what is still held is lost and given back, and this returns
-    /// when the server has confirmed all that. It waits for no future that is not polled: what such a one was to release is released.
+    /// when the server has confirmed all that. It does not wait for futures that nobody polls: what they were to release is released for
+    /// them.
     ///
     /// # Errors
     /// [`ShutdownTimedOut`] if that took longer than `timeout`; what is left ends with its lease.

@@ -55,7 +55,7 @@ impl Dialer {
         }
     }
 
-    /// Ends when the locks are not served at that place any more, but at another.
+    /// Ends when the locks are not served there any more, but at another.
     pub(crate) async fn moved(&self, from: &Destination) {
         match (self, from) {
             (Self::Sentinel(sentinels), Destination::Primary(primary)) => sentinels.moved(primary).await,
@@ -63,7 +63,7 @@ impl Dialer {
         }
     }
 
-    /// Whether the locks are served at that place, as far as we know.
+    /// Whether the locks are served there, as far as we know.
     pub(crate) fn is_current(&self, destination: &Destination) -> bool {
         match (self, destination) {
             (Self::Sentinel(sentinels), Destination::Primary(primary)) => sentinels.is_current(primary),

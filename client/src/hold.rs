@@ -173,8 +173,8 @@ impl Hold {
         self.confirmed.store(true, Ordering::Release);
     }
 
-    /// Begins one; false if the hold has ended. Its holder looks the other way round: what has ended is converted no more, or it is given
-    /// back by a request that names no token.
+    /// Begins one; false if the hold has ended. It marks first and then looks, and `end` does the same the other way round: so either the
+    /// conversion is not begun, or the release names no token.
     pub(crate) fn begin_conversion(&self) -> bool {
         let was_unsure = self.converting.swap(true, Ordering::SeqCst);
         let has_ended = self.ended.load(Ordering::SeqCst);

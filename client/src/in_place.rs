@@ -118,8 +118,8 @@ impl ClientThread {
         }
     }
 
-    /// Takes over, for ever, what has been with its caller for longer than `patience`, and not twice as long. Who is polled is done by
-    /// then, or has left.
+    /// For ever, takes over what has been with its caller for longer than `patience`: at the latest after twice that. An operation that is
+    /// polled is over by then, or has left.
     pub(crate) async fn take_over_late(&self, patience: Duration) {
         loop {
             sleep(patience).await;
@@ -245,22 +245,16 @@ impl<T> Stage<T> {
         context: &mut Context<'_>,
         go_on: impl FnOnce(Begun<T>) -> oneshot::Receiver<T>,
     ) -> Poll<Result<T, ThreadGone>> {
-        if let Self::Here(work) = self {
-            match thread.poll_here(work, context) {
-                Ok((Poll::Pending, Side::Leaving)) => {
-                    if let Some(work) = self.take_begun() {
-                        *self = Self::There(go_on(work));
-                    }
+        // Taken out for as long as it is polled: what has panicked must not be polled again, here or there.
+        if let Some(mut work) = self.take_begun() {
+            match thread.poll_here(&mut work, context) {
+                Ok((Poll::Pending, Side::Leaving)) => *self = Self::There(go_on(work)),
+                Ok((Poll::Pending, Side::Caller | Side::Thread)) => {
+                    *self = Self::Here(work);
+                    return Poll::Pending;
                 }
-                Ok((Poll::Pending, Side::Caller | Side::Thread)) => return Poll::Pending,
-                Ok((Poll::Ready(value), _)) => {
-                    *self = Self::Over;
-                    return Poll::Ready(Ok(value));
-                }
-                Err(gone) => {
-                    *self = Self::Over;
-                    return Poll::Ready(Err(gone));
-                }
+                Ok((Poll::Ready(value), _)) => return Poll::Ready(Ok(value)),
+                Err(gone) => return Poll::Ready(Err(gone)),
             }
         }
         match self {

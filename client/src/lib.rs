@@ -58,7 +58,8 @@
 //! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; begin anew under a new token |
 //!
 //! For all others each error has `is_retryable`: whether the same call may succeed later. Of leases and timeouts, zero and more than a
-//! year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; a wait of zero is a try.
+//! year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; the server refuses a lease above its
+//! `flock.lease-max-ms`: one day unless it is set, 10 days at most. A wait of zero is a try.
 //!
 //! # What it promises
 //!

@@ -392,7 +392,8 @@ async fn conversion_that_nobody_polls_holds_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn conversion_that_was_given_up_ends_with_its_hold() {
-    // Both are tried again until the server can be reached. If it came first, the release would name a token that is no more.
+    // The upgrade and the release are both tried again until the server can be reached. If the upgrade came first, the release would name a
+    // token that is no more.
     let server = Server::new();
     for number in 0..50 {
         let flock = server.client().await;

@@ -116,6 +116,9 @@ pub fn encode_incomplete(out: &mut Vec<u8>) {
 
 /// Reads a stored counter.
 pub fn decode_counter(bytes: &[u8]) -> Result<CounterImage, Corrupt> {
+    if bytes.first() == Some(&INCOMPLETE) {
+        return Err(Corrupt::new("it was saved by a replica that had refused changes: remove the file"));
+    }
     let mut input = Input::new(bytes)?;
     let counter = CounterImage { value: input.number(Token::MAX)?, mark: input.number(Token::MAX)? };
     input.end()?;
@@ -227,7 +230,6 @@ impl<'a> Input<'a> {
     fn new(bytes: &'a [u8]) -> Result<Self, Corrupt> {
         match bytes.split_first() {
             Some((1..=VERSION, rest)) => Ok(Self { rest }),
-            Some((&INCOMPLETE, _)) => Err(Corrupt::new("a replica saved it that had refused changes: remove the file")),
             Some(_) => Err(Corrupt::new("an unknown version: perhaps a later one wrote it")),
             None => Err(Corrupt::new("empty")),
         }
@@ -405,7 +407,7 @@ mod tests {
         encode_incomplete(&mut out);
         assert_eq!(
             decode_counter(&out).unwrap_err().reason(),
-            "a replica saved it that had refused changes: remove the file"
+            "it was saved by a replica that had refused changes: remove the file"
         );
     }
 

@@ -163,7 +163,7 @@ impl TokenCounter {
 
     /// Starts an incarnation (boot after loading, promotion): above everything seen, marked, or possible by the clock.
     ///
-    /// Returns the new mark, which the shell must announce at once (effect MARK).
+    /// Returns the new mark, which the shell must announce (effect MARK) before it grants anything.
     #[must_use]
     pub fn seed(&mut self, wall: WallClock) -> u64 {
         self.seeded = true;
@@ -244,5 +244,74 @@ impl TokenCounter {
     #[must_use]
     pub fn highest_credible(&self, wall: WallClock) -> u64 {
         self.floor_max(wall).max(self.mark)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    /// 2026-11-30T00:53:20Z, the date of this source, in seconds and in units.
+    const BUILD_UNIX_S: u64 = 1_796_000_000;
+    const BUILD: u64 = 6_031_040_000_000;
+
+    fn clock(units: u64) -> WallClock {
+        WallClock::from_unix_us((units + EPOCH_UNIX_S * UNITS_PER_S) * 10)
+    }
+
+    #[test]
+    fn token_is_its_number() {
+        let token = Token::new(7).unwrap();
+        assert_eq!((u64::from(token), i64::from(token), token.to_string()), (7, 7, "7".to_string()));
+    }
+
+    #[test]
+    fn clock_counts_in_ten_microseconds_from_the_date_of_the_build() {
+        assert_eq!(DAY_UNITS, 8_640_000_000);
+        let at_build = WallClock::from_unix_us(BUILD_UNIX_S * 1_000_000);
+        assert_eq!((at_build.units(), at_build.fault()), (BUILD, None));
+        assert_eq!(clock(BUILD + 1).units(), BUILD + 1);
+        let before = clock(BUILD - 1);
+        assert_eq!((before.units(), before.fault()), (BUILD, Some(ClockFault::BeforeBuild)));
+        assert_eq!(clock(CLOCK_UNITS_MAX).fault(), None);
+        let late = clock(CLOCK_UNITS_MAX + 1);
+        assert_eq!((late.units(), late.fault()), (BUILD, Some(ClockFault::TooLate)));
+    }
+
+    #[test]
+    fn mark_of_an_incarnation_is_known_before_it_is_seeded() {
+        let mut counter = TokenCounter::default();
+        counter.saw_mark(BUILD + 5);
+        assert_eq!((counter.is_used(), counter.is_seeded()), (false, false));
+        let mark = counter.mark_once_seeded(clock(BUILD));
+        assert_eq!(mark, BUILD + 5 + RESERVE);
+        assert_eq!(counter.seed(clock(BUILD)), mark);
+        // From then on no clock changes it.
+        assert_eq!(counter.mark_once_seeded(clock(BUILD + DAY_UNITS)), mark);
+        assert_eq!(counter.take_next().map(|(token, _)| token.get()), Ok(BUILD + 6));
+        assert!(counter.is_used());
+        counter.retire();
+        assert!(!counter.is_seeded());
+        assert_eq!(counter.seed(clock(BUILD)), mark + RESERVE);
+    }
+
+    #[test]
+    fn who_takes_over_is_above_what_was_heard_and_the_clock() {
+        let mut counter = TokenCounter::default();
+        counter.take_over(BUILD + 9, clock(BUILD));
+        assert_eq!(counter.value(), BUILD + 9);
+        counter.take_over(0, clock(BUILD + 20));
+        assert_eq!(counter.value(), BUILD + 20);
+        counter.take_over(1, clock(BUILD));
+        assert_eq!(counter.value(), BUILD + 20);
+    }
+
+    #[test]
+    fn lead_is_how_far_the_counter_is_ahead() {
+        let mut counter = TokenCounter::default();
+        counter.saw(BUILD + 7);
+        assert_eq!(counter.lead(clock(BUILD)), 7);
+        assert_eq!(counter.lead(clock(BUILD + 10)), -3);
     }
 }

@@ -22,8 +22,8 @@ pub(crate) fn lacks_changes() -> bool {
     LACKS_CHANGES.load(Ordering::Relaxed)
 }
 
-/// All data come anew, or this node is a primary, so that what it has is what there is.
-pub(crate) fn begins_anew() {
+/// Nothing is lacking any more: all data come anew, or this node is a primary, and what it has is what there is.
+pub(crate) fn forget_refusals() {
     LACKS_CHANGES.store(false, Ordering::Relaxed);
 }
 

@@ -67,8 +67,9 @@ fn take_over(ctx: &Ctx<'_>) -> bool {
     true
 }
 
-/// Starts an incarnation of this primary, if it has not begun yet: seeds the counter. In a pause its mark cannot be announced, but goes
-/// into the snapshots that replicas copy meanwhile; however long the pause is, the mark stays that.
+/// Starts an incarnation of this primary, if it has not begun yet: the counter is seeded, and the grace of a promotion and that of session
+/// holds begin. While nothing may be replicated (a pause, refused writes) the mark cannot be announced, but it goes into the snapshots
+/// that replicas copy meanwhile, and stays the same however long that lasts. Both graces run meanwhile, as leases do.
 pub(crate) fn begin(ctx: &Ctx<'_>) {
     if with_table(|table| table.counter().is_seeded()).unwrap_or(true) {
         return;

@@ -20,7 +20,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         }
         Event::RoleChanged { is_primary: true } => {
             role::may_have_changed();
-            apply::begins_anew();
+            apply::forget_refusals();
             propagation::somebody_may_listen();
             turn::look_soon();
         }
@@ -80,7 +80,7 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
         }
         Event::Loading(Loading::ReplicationStarted) => {
             role::may_have_changed();
-            apply::begins_anew();
+            apply::forget_refusals();
         }
         Event::ForkChild { born: false } => {}
     }

@@ -460,8 +460,7 @@ fn replica_without_the_module_harms_nobody(builder: Builder) {
     replica.shutdown_nosave();
     let config = replica.dir().join("valkey.conf");
     let with_module = fs::read_to_string(&config).expect("the configuration is there");
-    let without_module: Vec<_> = with_module.lines().filter(|line| !line.starts_with("loadmodule")).collect();
-    fs::write(&config, without_module.join("\n")).expect("the configuration can be written");
+    replica.remove_config("loadmodule");
     let failure = replica.try_start_again().expect_err("what it has on disk is refused");
     assert_eq!(failure.status.and_then(|status| status.code()), Some(1), "{}", failure.log);
     assert!(failure.log.contains("no matching module 'flocklock'"), "{}", failure.log);

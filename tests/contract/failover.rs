@@ -192,16 +192,16 @@ fn primary_that_hears_nobody_stops_granting() {
         (cut, refusal)
     });
     assert_eq!(refusal.error_code(), Some("CLUSTERDOWN"), "{refusal}");
-    assert_replaced(&run, cut, NODE_TIMEOUT);
+    assert_replaced(&run, cut);
 
     // When it hears again it is a replica, and has what its successor has.
     assert_eq!(admin.cmd(&[filter[0], filter[1], NO_PACKETS]), Reply::ok());
     assert_follows(old, new);
 }
 
-/// The old primary has stopped to grant soon after the cut, the new one has granted above all of its tokens, and nothing else is wrong.
+/// The old primary has stopped granting soon after the cut, the new one has granted above all of its tokens, and nothing else is wrong.
 #[track_caller]
-fn assert_replaced(run: &Run, cut: u64, node_timeout: Duration) {
+fn assert_replaced(run: &Run, cut: u64) {
     let events = run.recorder.events();
     let grants =
         events.iter().filter(|event| event.process < CLIENTS && matches!(event.phase, Phase::Ok { token: Some(_) }));
@@ -215,7 +215,7 @@ fn assert_replaced(run: &Run, cut: u64, node_timeout: Duration) {
     );
     assert!(last_stale < first_new, "{last_stale} {first_new}");
     // A node is asked whether it is there when it has been silent for half of the timeout, and has all of it to answer.
-    assert!(last < node_timeout * 3 / 2 + Duration::from_millis(1500), "{last:?}");
+    assert!(last < NODE_TIMEOUT * 3 / 2 + Duration::from_millis(1500), "{last:?}");
     assert_sound(&events, &Rules { order: Order::Nowhere, ..WITH_LOSS });
 }
 
@@ -266,7 +266,7 @@ fn minority_primary_that_is_cut_off_stops_granting(builder: Builder) {
         run.is_over.store(true, Ordering::Relaxed);
         (cut, stale_token)
     });
-    assert_replaced(&run, cut, NODE_TIMEOUT);
+    assert_replaced(&run, cut);
     let refusal = stale.cmd(&args!["FLOCK.ACQUIRE", kept, "late", LEASE_MS]);
     assert_eq!(refusal.error_code(), Some("CLUSTERDOWN"), "{refusal}");
     let mut conn = new.connect(Protocol::Resp2);

@@ -10,7 +10,7 @@ use flock_tests::args;
 use flock_tests::on_own_servers;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
-use flock_tests::server::{Builder, Server};
+use flock_tests::server::{Builder, Info, Server};
 use flock_tests::topology::{Replicated, demote, promote, wait_in_step};
 use flock_tests::wait::wait_until;
 
@@ -380,7 +380,9 @@ fn assert_rises_after_a_pause(builder: &Builder, before: fn(&mut Conn), in_the_p
     let pausing = std::thread::spawn(move || {
         wait_until("the loading server is paused", ANSWER_WITHIN, || {
             let Ok(mut conn) = Conn::try_open_raw(address) else { return false };
-            conn.try_cmd(&["CLIENT", "PAUSE", "600000", "WRITE"]) == Ok(Reply::ok())
+            let is_paused = conn.try_cmd(&["CLIENT", "PAUSE", "600000", "WRITE"]) == Ok(Reply::ok());
+            assert!(!is_paused || Info::ask(&mut conn, "persistence").number("loading") == 1, "it has loaded already");
+            is_paused
         });
     });
     primary.start_again();

@@ -172,7 +172,8 @@ impl Table {
     }
 
     /// This server starts to decide: it has booted and loaded, or it was promoted. Seeds the counter, suspends new grants for
-    /// `grace`, and starts the grace of session holds, whose connections are unknown. Returns the mark to announce at once.
+    /// `grace`, and starts the grace of session holds, whose connections are unknown. Returns the mark to announce before anything is
+    /// granted.
     #[must_use]
     pub fn promoted(&mut self, now: Time, wall: WallClock, grace: Millis) -> u64 {
         self.cut_unbound_sessions();

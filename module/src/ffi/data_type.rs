@@ -157,6 +157,9 @@ extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
             _ => false,
         }
     });
+    if !complete {
+        log_without_ctx(LogLevel::Warning, LOCK_IS_LACKING);
+    }
     fail_save_unless(complete);
 }
 
@@ -171,6 +174,9 @@ extern "C" fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModul
             _ => false,
         }
     });
+    if !complete {
+        log_without_ctx(LogLevel::Warning, LOCK_IS_LACKING);
+    }
     fail_save_unless(complete);
 }
 
@@ -229,15 +235,12 @@ extern "C" fn aux_load(io: *mut raw::RedisModuleIO, encoding_version: c_int, _wh
     })
 }
 
-/// A value that was not written whole must not replace a good file. The server has no way to be told, but a save runs
-/// in a fork child as a rule, and a child that ends is a save that failed. Elsewhere (SAVE, DUMP) it is logged; loading
-/// refuses what was written.
+const LOCK_IS_LACKING: &str = "a lock could not be saved: the save is incomplete";
+
+/// What is incomplete must not replace a good file. The server has no way to be told, but a save runs in a fork child as a
+/// rule, and a child that ends is a save that failed. Elsewhere (SAVE, DUMP) loading refuses what was written.
 fn fail_save_unless(complete: bool) {
-    if complete {
-        return;
-    }
-    log_without_ctx(LogLevel::Warning, "a lock could not be saved: the save is incomplete");
-    if ContextFlags::of_server().is_fork_child() {
+    if !complete && ContextFlags::of_server().is_fork_child() {
         // SAFETY: ends this process without running anything of the parent's.
         unsafe { _exit(1) };
     }

@@ -10,7 +10,7 @@ mod info;
 mod tests;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -221,13 +221,14 @@ impl Server {
     /// The kernel may carry it over a little after the peer has closed, and behind what was sent later over another connection.
     ///
     /// # Panics
-    /// If it has not within [`ANSWER_WITHIN`].
+    /// If it has not within [`ANSWER_WITHIN`], or if the server is in a network of its own, whose connections are not listed here.
     #[track_caller]
     pub fn wait_until_hung_up(&self, peer: SocketAddr) {
         wait_until(&format!("the connection from {peer} has ended"), ANSWER_WITHIN, || self.is_hung_up(peer));
     }
 
     fn is_hung_up(&self, peer: SocketAddr) -> bool {
+        assert!(self.place.is_none(), "the connections of another network are not listed here");
         const ESTABLISHED: &str = "01";
         // 127.0.0.1 as the kernel writes it: the word in the machine's order of bytes.
         let localhost = u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets());
@@ -388,32 +389,45 @@ impl Server {
     /// Loads another module file than before, from the next start on.
     ///
     /// # Panics
-    /// If the configuration file cannot be written.
+    /// If the configuration file cannot be read and written.
     pub fn set_module(&self, module: &Path) {
-        let path = self.dir().join("valkey.conf");
-        let config = fs::read_to_string(&path).expect("cannot read the configuration file");
-        let with_module = config.lines().map(|line| match line.strip_prefix("loadmodule \"") {
+        self.edit_config(|line| match line.strip_prefix("loadmodule \"") {
             Some(rest) => {
                 let args = rest.split_once('"').map_or("", |(_, args)| args);
-                format!("loadmodule \"{}\"{args}\n", module.display())
+                Some(format!("loadmodule \"{}\"{args}", module.display()))
             }
-            None => format!("{line}\n"),
+            None => Some(line.to_owned()),
         });
-        fs::write(&path, with_module.collect::<String>()).expect("cannot write the configuration file");
     }
 
     /// Sets a line of the configuration file for the next start, in the place of all that have this name. (Not behind them: a server that
-    /// reads `replicaof no one` after the address of a primary is one, and yet connects to that port and loads what it finds there.)
+    /// reads `replicaof no one` after the address of a primary starts as a primary, and yet connects to that address's port on its own
+    /// machine and loads what it finds there.)
     ///
     /// # Panics
-    /// If the file cannot be read and written.
+    /// If the configuration file cannot be read and written.
     pub fn set_config(&self, name: &str, value: &str) {
-        let path = self.dir().join("valkey.conf");
-        let before = fs::read_to_string(&path).expect("cannot read the configuration file");
-        let has_name = |line: &&str| line.split(' ').next() == Some(name);
-        let mut lines: Vec<_> = before.lines().filter(|line| !has_name(line)).map(str::to_owned).collect();
-        lines.push(format!("{name} {value}\n"));
-        fs::write(path, lines.join("\n")).expect("cannot write the configuration file");
+        self.remove_config(name);
+        let file = OpenOptions::new().append(true).open(self.config_path());
+        file.and_then(|mut file| writeln!(file, "{name} {value}")).expect("cannot add to the configuration file");
+    }
+
+    /// Removes all lines of this name from the configuration file, for the next start.
+    ///
+    /// # Panics
+    /// If the configuration file cannot be read and written.
+    pub fn remove_config(&self, name: &str) {
+        self.edit_config(|line| (line.split(' ').next() != Some(name)).then(|| line.to_owned()));
+    }
+
+    fn edit_config(&self, edit: impl Fn(&str) -> Option<String>) {
+        let before = fs::read_to_string(self.config_path()).expect("cannot read the configuration file");
+        let after: String = before.lines().filter_map(edit).map(|line| line + "\n").collect();
+        fs::write(self.config_path(), after).expect("cannot write the configuration file");
+    }
+
+    fn config_path(&self) -> PathBuf {
+        self.dir().join("valkey.conf")
     }
 
     fn launch(&self) -> Result<(), StartFailure> {

@@ -1,7 +1,6 @@
 //! The guard, tested with plain servers: what it starts, what it ends, and what it complains of.
 
 use std::fs;
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
