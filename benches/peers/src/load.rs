@@ -18,7 +18,7 @@ use flock_tests::wait::let_pass;
 use crate::data::{Table, quantile};
 
 const RATES: [usize; 4] = [25_000, 50_000, 75_000, 100_000];
-const LENGTH: Duration = Duration::from_secs(20);
+const LENGTH: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1);
 const CONNECTIONS: usize = 5;
 /// Batches made beforehand for each connection; they are used again and again.
