@@ -5,15 +5,18 @@
 //! use flock_client::Released;
 //! use flock_client::blocking::Flock;
 //!
-//! # fn write_order(_token: flock_client::Token) {}
+//! # fn write_order(_token: flock_client::Token) -> std::io::Result<()> { Ok(()) }
 //! # fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let flock = Flock::connect("valkey://127.0.0.1:6379")?; // cheap to clone
 //!
 //! let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).acquire()?;
-//! write_order(guard.token()); // the storage refuses a token lower than the last it saw
-//! // After the commit; dropping the guard instead releases in the background.
-//! if guard.release()? == Released::AlreadyLost {
-//!     // What came after another holder's writes, the storage has refused.
+//! write_order(guard.token())?; // stores the token, then reads and writes; a token lower than the last is refused there
+//! // After the commit. Whatever comes here, the work is done: an error is no reason to do it again. (Dropping the guard releases too,
+//! // in the background.)
+//! match guard.release() {
+//!     Ok(Released::Released) => {}
+//!     Ok(Released::AlreadyLost) => {} // others may have come in between: the storage has refused what came after them
+//!     Err(error) => eprintln!("goes on in the background: {error}"),
 //! }
 //!
 //! // Or: released after the work. Nobody can stop a thread, so the work itself looks now and then.

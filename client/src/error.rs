@@ -157,7 +157,8 @@ pub enum HoldError {
 }
 
 impl HoldError {
-    /// Whether trying again, with the same guard, makes sense.
+    /// Whether trying again later, with the same guard, makes sense. Not at once, and not for ever: two who share a lock and both upgrade
+    /// are both [`HoldError::Refused`] until one of them releases.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {

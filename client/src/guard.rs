@@ -37,7 +37,7 @@ pub enum Released {
 /// *A guard is a belief.* The lock may be lost at any time: a lease that could not be renewed, an administrator, a server that died.
 /// [`Guard::lost`] and [`Guard::is_valid`] tell. The belief ends before the server's *lease* does; what ends a hold earlier (a revocation,
 /// a deleted key, a flush, a failover) is told when it has happened. And between the look and the act time passes. Only the storage that
-/// checks [`Guard::token`] closes these gaps.
+/// checks [`Guard::token`], from before the first read on, closes these gaps.
 #[must_use = "dropping a guard releases the lock"]
 pub struct Guard {
     held: Held,
@@ -133,7 +133,7 @@ impl Guard {
         }
     }
 
-    /// Runs `work` until it is done, or until the lock is lost: then `work` is dropped. Before each step of `work` the belief is
+    /// Runs `work` until it is done, or until the lock is lost: then `work` is dropped. Each time `work` is polled the belief is
     /// checked, so that nothing is done under a lock that was lost while this process did not run.
     ///
     /// # Errors

@@ -1,23 +1,27 @@
-//! The async Rust client of FLOCK: fenced distributed locks in Valkey.
+//! The async Rust client of FLOCK: fenced distributed locks in Valkey. The server must have FLOCK's module loaded (`--loadmodule
+//! .../libflock.so`); without it the first request fails with `unknown command 'FLOCK.ACQUIRE'`.
 //!
 //! ```no_run
 //! use std::time::Duration;
 //! use flock_client::{Flock, Released};
 //!
-//! # async fn write_order(_token: flock_client::Token) {}
+//! # async fn write_order(_token: flock_client::Token) -> std::io::Result<()> { Ok(()) }
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let flock = Flock::connect("valkey://127.0.0.1:6379").await?; // cheap to clone
 //!
 //! // Waits in the server's queue for up to 3 s; renewed in the background from then on.
 //! let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).await?;
-//! write_order(guard.token()).await; // the storage refuses a token lower than the last it saw
-//! // After the commit; dropping the guard instead releases in the background.
-//! if guard.release().await? == Released::AlreadyLost {
-//!     // What came after another holder's writes, the storage has refused.
+//! write_order(guard.token()).await?; // stores the token, then reads and writes; a token lower than the last is refused there
+//! // After the commit. Whatever comes here, the work is done: an error is no reason to do it again. (Dropping the guard releases too,
+//! // in the background.)
+//! match guard.release().await {
+//!     Ok(Released::Released) => {}
+//!     Ok(Released::AlreadyLost) => {} // others may have come in between: the storage has refused what came after them
+//!     Err(error) => eprintln!("goes on in the background: {error}"),
 //! }
 //!
-//! // Or: released after the work, and the work is cancelled if the lock is lost.
-//! flock.lock("order:1001").run(|token| write_order(token)).await?;
+//! // Or: released after the work, and the work is cancelled if the lock is lost. Two errors: the lock's, and then the work's.
+//! flock.lock("order:1001").wait(Duration::from_secs(3)).run(|token| write_order(token)).await??;
 //!
 //! flock.shutdown(Duration::from_secs(5)).await?; // before main returns
 //! # Ok(())
@@ -39,25 +43,29 @@
 //!
 //! # How to use it
 //!
-//! * **One client for a process**, cloned to wherever it is needed, and shut down before `main` returns.
+//! * **One client for a process**, cloned to wherever it is needed, and shut down before `main` returns, on errors too. A shutdown does not
+//!   wait for work: what is still held is lost and given back, and work under it is cancelled. End or await your own tasks first.
 //! * **A lease for the worst case.** It is renewed at a third, so its length says two things only: how long others wait after this process
 //!   has died, and how long an outage the hold survives (about two thirds of it).
-//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant.
-//! * **The token with every write**, and the work under [`Lock::run`] or [`Guard::watch`], or with a look at [`Guard::is_valid`] before each
-//!   step.
+//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant. Unless set otherwise a lease is 30 s, and a try,
+//!   a renewal or a release takes 5 s at most.
+//! * **The token before the first read, and with every write.** The storage refuses a token lower than the highest it has seen, and it has
+//!   seen yours only when you have told it: store the token first, or in the transaction that reads, with the row locked. Otherwise a late
+//!   write of the holder before you is accepted after you have read. Each of several locks has its own token, for what that lock guards.
+//! * **The work under [`Lock::run`] or [`Guard::watch`]**, or with a look at [`Guard::is_valid`] before each step.
 //! * **Commit, then release**, and look at the answer: [`Released::AlreadyLost`] says that others may have come in between.
 //! * **Futures are awaited or dropped.** One that is neither, as an arm that a loop keeps and does not poll, holds its place or its lock.
 //!
 //! | outcome | means | then |
 //! |---|---|---|
-//! | [`AcquireError::TimedOut`], `None` of a try | others hold it, or came first | later, or not at all |
+//! | [`AcquireError::TimedOut`], `None` of a try | others held it, or came first, when the server last answered | later, or not at all |
 //! | [`AcquireError::Unavailable`] | no answer in time; nothing is held | later |
-//! | [`HoldError::Unknown`] of a release | no answer in time | nothing: it goes on in the background |
+//! | [`HoldError::Unknown`] of a release | no answer in time | nothing: the work is done, and the release goes on in the background |
 //! | [`HoldError::Unknown`] of a renewal, a conversion | it may have happened | the same call again |
-//! | [`HoldError::Refused`] of an upgrade | others share the lock | release it, then wait for it exclusively |
-//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; begin anew under a new token |
+//! | [`HoldError::Refused`] of an upgrade | others share the lock, or the server was just promoted | release it, then wait for it exclusively; do not loop: two who both upgrade refuse each other for ever |
+//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; find out what was done (an idempotency key), then begin anew under a new token |
 //!
-//! For all others each error has `is_retryable`: whether the same call may succeed later. Of leases and timeouts, zero and more than a
+//! Each error has `is_retryable`: whether the same call may succeed later. Of leases and timeouts, zero and more than a
 //! year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; the server refuses a lease above its
 //! `flock.lease-max-ms`: one day unless it is set, 10 days at most. A wait of zero is a try.
 //!
@@ -86,6 +94,10 @@
 //!
 //! * **No lock service excludes a paused process.** Between the look at [`Guard::is_valid`] and the write, time passes. Send
 //!   [`Guard::token`] with every write and let the storage accept it only if it is higher than the last, or the last itself.
+//! * **Cancelling is dropping.** A request that was sent may still be carried out, and what the work has spawned (a task, a thread) goes
+//!   on: end that yourself, or give it the token and a look at [`Guard::is_valid`]. Between two awaits nothing is interrupted.
+//! * **Tokens fence exclusive holds.** Of those who share a lock each has a token, and they are there together: do not compare them among
+//!   each other, or the storage refuses the one that came first.
 //! * **A failover can grant twice.** Valkey replicates asynchronously: what the old primary granted last may be unknown to the new one.
 //!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
 //!   that may be promoted acknowledges.
