@@ -203,7 +203,7 @@ impl Guard {
     }
 
     /// From shared to exclusive, if this is the only holder: a try that never waits, and so cannot deadlock. The token is a new,
-    /// higher one.
+    /// higher one. What was read while shared is not fenced: store the new token, and read again before you write.
     ///
     /// # Errors
     /// As [`Guard::convert`]: [`HoldError::Refused`] if others hold the lock shared.

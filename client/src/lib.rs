@@ -63,11 +63,13 @@
 //! | [`HoldError::Unknown`] of a release | no answer in time | nothing: the work is done, and the release goes on in the background |
 //! | [`HoldError::Unknown`] of a renewal, a conversion | it may have happened | the same call again |
 //! | [`HoldError::Refused`] of an upgrade | others share the lock, or the server was just promoted | release it, then wait for it exclusively; do not loop: two who both upgrade refuse each other for ever |
-//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; find out what was done (an idempotency key), then begin anew under a new token |
+//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; the outcome is unknown until this: acquire anew, *store the new token first* (from then on nothing under the old one is accepted), and only then look whether the work was done, by an idempotency key that is stored in the transaction that writes |
+//! | the storage refuses the token | a later holder was there | as a loss; if it refuses a new one too, see [`Lock::floor`] |
+//! | [`AcquireError::ShutDown`] | the client has ended | leave it to another process |
 //!
-//! Each error has `is_retryable`: whether the same call may succeed later. Of leases and timeouts, zero and more than a
-//! year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; the server refuses a lease above its
-//! `flock.lease-max-ms`: one day unless it is set, 10 days at most. A wait of zero is a try.
+//! Each error has `is_retryable`: whether the same call may succeed later, after a pause, and not for ever. Of leases and timeouts, zero and
+//! more than a year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; the server refuses a lease
+//! above its `flock.lease-max-ms`: one day unless it is set, 10 days at most. A wait of zero is a try.
 //!
 //! # What it promises
 //!
@@ -97,7 +99,10 @@
 //! * **Cancelling is dropping.** A request that was sent may still be carried out, and what the work has spawned (a task, a thread) goes
 //!   on: end that yourself, or give it the token and a look at [`Guard::is_valid`]. Between two awaits nothing is interrupted.
 //! * **Tokens fence exclusive holds.** Of those who share a lock each has a token, and they are there together: do not compare them among
-//!   each other, or the storage refuses the one that came first.
+//!   each other, or the storage refuses the one that came first. So what was read while shared is not fenced: after an upgrade store the
+//!   new [`Guard::token`], and *read again* before you write.
+//! * **Under one token your own late requests are not refused.** A write that got no answer is repeated with its idempotency key, never
+//!   replaced by another.
 //! * **A failover can grant twice.** Valkey replicates asynchronously: what the old primary granted last may be unknown to the new one.
 //!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
 //!   that may be promoted acknowledges.
