@@ -70,7 +70,7 @@ impl Deadlines {
     /// one beyond the longest duration as the end of that.
     pub fn set(&mut self, number: u32, at: Time, now: Time) {
         self.bring_forward(now);
-        let step = step_of(at.min(now.after(DURATION_MAX)).max(now));
+        let step = step_of(at.min(now.after(DURATION_MAX))).max(step_before(now));
         let entry = Entry { step: low(step), number };
         match self.place_of(number) {
             None => {
@@ -155,7 +155,7 @@ impl Deadlines {
 
     /// What was overdue for days is due now: no order is lost among the others, so the heap stays one.
     fn bring_forward(&mut self, now: Time) {
-        let due = step_of(now);
+        let due = step_before(now);
         if due <= self.first_step.saturating_add(OVERDUE_MAX_STEPS) {
             return;
         }
@@ -261,6 +261,11 @@ fn step_of(at: Time) -> u64 {
     at.as_us().div_ceil(1 << STEP_SHIFT)
 }
 
+/// The last step that has passed: what is due at it is due now.
+fn step_before(now: Time) -> u64 {
+    now.as_us() >> STEP_SHIFT
+}
+
 /// The low 32 bits.
 fn low(step: u64) -> u32 {
     u32::try_from(step & u64::from(u32::MAX)).unwrap_or_default()
@@ -358,7 +363,7 @@ mod tests {
         deadlines.set(51, day(39), now);
         for _ in 0..51 {
             let (at, number) = deadlines.first().unwrap();
-            assert!(number != 50 && now <= at && at.us_since(now) < 1 << STEP_SHIFT, "{number} at {at:?}");
+            assert!(number != 50 && at <= now && now.us_since(at) < 1 << STEP_SHIFT, "{number} at {at:?}");
             deadlines.remove(number);
         }
         assert_eq!(deadlines.first().map(|(_, number)| number), Some(50));

@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use flock_tests::args;
+use flock_tests::args::encode;
 use flock_tests::on_own_servers;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
-use flock_tests::server::{Builder, Info, Server};
+use flock_tests::server::{Builder, Server};
 use flock_tests::topology::{Replicated, demote, promote, wait_in_step};
 use flock_tests::wait::wait_until;
 
@@ -366,7 +367,11 @@ fn token_rises_on_a_replica_of_a_primary_that_was_paused_as_it_loaded(builder: B
 /// A primary is paused while it loads, and copied in the pause, in which something happens; then its replica is cut off and takes over.
 #[track_caller]
 fn assert_rises_after_a_pause(builder: &Builder, before: fn(&mut Conn), in_the_pause: fn(&Server)) {
-    let slow = builder.clone().config("key-load-delay", 20_000).config("loading-process-events-interval-bytes", 1024);
+    let slow = builder
+        .clone()
+        .config("key-load-delay", 20_000)
+        .config("loading-process-events-interval-bytes", 1024)
+        .config("rdbcompression", "no");
     let mut primary = slow.wall_clock(0).start();
     let mut conn = primary.connect(Protocol::Resp2);
     one_token(&mut conn);
@@ -380,8 +385,16 @@ fn assert_rises_after_a_pause(builder: &Builder, before: fn(&mut Conn), in_the_p
     let pausing = std::thread::spawn(move || {
         wait_until("the loading server is paused", ANSWER_WITHIN, || {
             let Ok(mut conn) = Conn::try_open_raw(address) else { return false };
-            let is_paused = conn.try_cmd(&["CLIENT", "PAUSE", "600000", "WRITE"]) == Ok(Reply::ok());
-            assert!(!is_paused || Info::ask(&mut conn, "persistence").number("loading") == 1, "it has loaded already");
+            // Both at once: the server looks up from loading now and then, and may have loaded the next time.
+            let pause = encode(&args!["CLIENT", "PAUSE", 600_000, "WRITE"]);
+            let state = encode(&args!["INFO", "persistence"]);
+            if conn.try_send_bytes(&[pause, state].concat()).is_err() {
+                return false;
+            }
+            let (paused, state) = (conn.recv_within(ANSWER_WITHIN), conn.recv_within(ANSWER_WITHIN));
+            let is_paused = paused == Ok(Reply::ok());
+            let was_loading = state.is_ok_and(|state| state.as_str().contains("\nloading:1"));
+            assert!(!is_paused || was_loading, "it has loaded already");
             is_paused
         });
     });
