@@ -1,5 +1,5 @@
 # FLOCK. `make` prints what there is to make; each target sets up what it needs.
-# Environment: VALKEY_SERVER, VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, POSTGRES_BIN, LIBCLANG_PATH replace what set-up would fetch;
+# Environment: VALKEY_SERVER, VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, POSTGRES_BIN, NFT, LIBCLANG_PATH replace what set-up would fetch;
 #              PORT, SERVE and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help

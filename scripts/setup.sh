@@ -11,6 +11,7 @@
 #   cli         VALKEY_CLI         valkey-cli 8.0, from the same place
 #   redis       REDIS_SERVER       Redis 7.0, from bookworm: one test shows that it refuses the module
 #   postgres    POSTGRES_BIN       PostgreSQL 15, from bookworm: a folder with its initdb and postgres; a storage that checks tokens
+#   nft         NFT                nft 1.0, from bookworm: drops packets in the tests' own network namespaces; only root can use it
 #   libclang    LIBCLANG_PATH      libclang 18, from its Python wheel (hash checked): needed to build the module
 #
 # Works on Debian 12 and 13, x86-64 and arm64, as root or not. Safe to repeat, and to run twice at the same time.
@@ -23,7 +24,7 @@ need() { command -v "$1" >/dev/null || die "there is no '$1' here" "$2"; }
 
 out=$(dirname "$0")/../target/tools
 case ${1:-} in --into) out=${2:?--into needs a folder}; shift 2 ;; esac
-[ $# -gt 0 ] || set -- server server-old cli redis postgres libclang
+[ $# -gt 0 ] || set -- server server-old cli redis postgres nft libclang
 out=$(mkdir -p "$out" && cd "$out" && pwd)
 
 need flock "apt-get install util-linux"
@@ -64,7 +65,7 @@ PY
 apt=$tmp/apt
 apt_update() {
     [ ! -e "$apt/apt.conf" ] || return 0
-    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and POSTGRES_BIN yourself"
+    need apt-get "this step needs Debian 12 or 13; elsewhere set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, POSTGRES_BIN and NFT yourself"
     key=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -r "$key" ] || die "$key is missing" "apt-get install debian-archive-keyring"
     # --no-release-info: so that it also works before the machine's first `apt-get update`.
@@ -73,7 +74,7 @@ apt_update() {
     archive() { echo "$archives" | awk -v r="$release$1" -v s="stable$1" '$1 == "Packages" && ($2 == r || $2 == s) {print $3; exit}'; }
     main=$(archive "") security=$(archive -security)
     [ -n "$main" ] || die "apt knows no Debian archive for '$release'" \
-        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER and POSTGRES_BIN yourself"
+        "add one to its sources, or set VALKEY_SERVER_OLD, VALKEY_CLI, REDIS_SERVER, POSTGRES_BIN and NFT yourself"
 
     say "reading the package lists of bookworm (private apt)"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
@@ -121,9 +122,9 @@ debian() { # destination  package[/suite]...
 }
 
 # The packages bring their libraries; a wrapper, so that LD_LIBRARY_PATH reaches this program alone.
-wrapper() { # name  root  program
+wrapper() { # name  root  program below its usr
     libs=$(cd "$2/usr/lib" && echo *-linux-gnu)
-    printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$@"\n' "$2/usr/lib/$libs:$2/lib/$libs" "$2/usr/bin/$3" >"$tmp/$1"
+    printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$@"\n' "$2/usr/lib/$libs:$2/lib/$libs" "$2/usr/$3" >"$tmp/$1"
     chmod 755 "$tmp/$1"
     mv "$tmp/$1" "$out/bin/$1"
 }
@@ -131,8 +132,8 @@ wrapper() { # name  root  program
 shared="liblzf1 libjemalloc2 libatomic1" # of both servers; the rest (libssl, libsystemd, libstdc++) every Debian with git has
 valkey_8() {
     debian "$out/valkey-8.0" valkey-server/bookworm-backports valkey-tools/bookworm-backports $shared
-    wrapper valkey-server-8.0 "$out/valkey-8.0" valkey-server
-    wrapper valkey-cli "$out/valkey-8.0" valkey-cli
+    wrapper valkey-server-8.0 "$out/valkey-8.0" bin/valkey-server
+    wrapper valkey-cli "$out/valkey-8.0" bin/valkey-cli
 }
 
 # PostgreSQL finds its files from where its programs are, and so do these wrappers: the whole tree may be copied. The libraries are those
@@ -180,13 +181,19 @@ for tool; do
     redis)
         if [ -z "${REDIS_SERVER:-}" ]; then
             debian "$out/redis-7.0" redis-server redis-tools liblua5.1-0 lua-cjson lua-bitop libhiredis0.14 $shared
-            wrapper redis-server-7.0 "$out/redis-7.0" redis-server
+            wrapper redis-server-7.0 "$out/redis-7.0" bin/redis-server
         fi
         try "${REDIS_SERVER:-$out/bin/redis-server-7.0}" REDIS_SERVER ;;
     postgres)
         [ -n "${POSTGRES_BIN:-}" ] || postgresql
         try "${POSTGRES_BIN:-$out/postgresql/bin}/initdb" POSTGRES_BIN
         try "${POSTGRES_BIN:-$out/postgresql/bin}/postgres" POSTGRES_BIN ;;
+    nft)
+        if [ -z "${NFT:-}" ]; then
+            debian "$out/nftables" nftables libnftables1 libnftnl11 libmnl0 libxtables12 libjansson4 libgmp10 libedit2 libbsd0 libmd0 libtinfo6
+            wrapper nft "$out/nftables" sbin/nft
+        fi
+        try "${NFT:-$out/bin/nft}" NFT ;;
     libclang)
         need cc "apt-get install gcc libc6-dev"
         [ -n "${LIBCLANG_PATH:-}" ] || wheel libclang==18.1.1 /libclang.so "$out/libclang/libclang.so" \
@@ -205,6 +212,7 @@ done
     export_if VALKEY_CLI "$out/bin/valkey-cli"
     export_if REDIS_SERVER "$out/bin/redis-server-7.0"
     export_if POSTGRES_BIN "$out/postgresql/bin"
+    export_if NFT "$out/bin/nft"
     # The wheel has no stddef.h and stdarg.h: the C compiler's serve.
     [ ! -e "$out/libclang/libclang.so" ] || cat <<ENV
 if [ -z "\${LIBCLANG_PATH:-}" ]; then

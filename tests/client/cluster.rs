@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use flock_client::{AcquireError, ConnectError, Flock, Guard, HoldError, LossReason, Released};
 use flock_tests::migration::Migration;
+use flock_tests::network::{Damage, Network, between};
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{self, Generation, Server, planted_module};
-use flock_tests::split_network::SplitNetwork;
 use flock_tests::topology::Cluster;
 use flock_tests::wait::wait_until;
 use flock_tests::{args, on_own_servers};
@@ -341,10 +341,12 @@ fn primary_that_is_cut_off_is_left(builder: server::Builder) {
         println!("not run: a cut network is for the long tier");
         return;
     }
-    let Some(network) = SplitNetwork::for_test("a primary that is cut off is left") else { return };
-    let [minority, majority] = network.sides().each_ref().map(|side| attentive(&builder).within(side));
+    let Some(network) = Network::for_test("a primary that is cut off is left", 2, 0) else { return };
+    let [minority, majority] = [0, 1].map(|host| &network.hosts()[host]);
+    let cable = between(minority.address(), majority.address());
+    let [minority, majority] = [minority, majority].map(|host| attentive(&builder).within(host));
     let cluster = Cluster::of_replicated(&[minority, majority.clone(), majority.clone()], &majority);
-    primary_goes(cluster, |_| network.cut());
+    primary_goes(cluster, |_| network.begin(Damage::Cut, &cable));
 }
 
 fn rolling_restart_loses_nothing(builder: server::Builder) {

@@ -11,12 +11,12 @@ use flock_tests::args;
 use flock_tests::check::{Order, Rules, assert_sound};
 use flock_tests::fenced_store::FencedStore;
 use flock_tests::history::{Event, Phase, Recorder, now_ns};
+use flock_tests::network::{Damage, Network, between};
 use flock_tests::on_own_servers;
 use flock_tests::random::Random;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
 use flock_tests::server::{Builder, Generation, Server};
-use flock_tests::split_network::SplitNetwork;
 use flock_tests::topology::{Cluster, Replicated, demote, promote, wait_in_step};
 use flock_tests::wait::{let_pass, poll, wait_until};
 
@@ -236,11 +236,11 @@ fn minority_primary_that_is_cut_off_stops_granting(builder: Builder) {
         println!("not run: a cut network is for the long tier");
         return;
     }
-    let Some(network) = SplitNetwork::for_test("a minority primary that is cut off") else { return };
-    let [minority, majority] = network
-        .sides()
-        .each_ref()
-        .map(|side| builder.clone().within(side).config("cluster-node-timeout", NODE_TIMEOUT.as_millis()));
+    let Some(network) = Network::for_test("a minority primary that is cut off", 2, 0) else { return };
+    let [minority, majority] = [0, 1].map(|host| &network.hosts()[host]);
+    let cable = between(minority.address(), majority.address());
+    let [minority, majority] = [minority, majority]
+        .map(|host| builder.clone().within(host).config("cluster-node-timeout", NODE_TIMEOUT.as_millis()));
     let cluster = Cluster::of_replicated(&[minority, majority.clone(), majority.clone()], &majority);
     assert_eq!(cluster.owner_of(WANTED[0]), 0, "the slots are shared out in the order of the nodes");
     let (old, new) = (&cluster.nodes[0], &cluster.nodes[3]);
@@ -254,7 +254,7 @@ fn minority_primary_that_is_cut_off_stops_granting(builder: Builder) {
         let clients = run.clients(threads, old, 0, &mut random);
         let_pass(a_while());
         let cut = now_ns();
-        network.cut();
+        network.begin(Damage::Cut, &cable);
         let stale_token = hold(&mut stale, contested, "alice");
         let mut waiting = waiter(old, Protocol::Resp2, contested, "dave");
         run.wait_refused(&clients);
@@ -275,7 +275,7 @@ fn minority_primary_that_is_cut_off_stops_granting(builder: Builder) {
     assert!(!run.store.write(contested, "alice", stale_token), "{stale_token} after {token}");
     assert_eq!(conn.cmd(&args!["FLOCK.CHECK", kept, kept_token]), Reply::Int(1), "what had arrived is still held");
 
-    network.heal();
+    network.end(Damage::Cut, &cable);
     assert_follows(old, new);
     assert_eq!(conn.cmd(&args!["FLOCK.CHECK", contested, token]), Reply::Int(1));
 }

@@ -8,7 +8,7 @@
 //! | [`both`] | one test function, run on both server generations and both protocol versions |
 //! | [`topology`] | a primary with replicas; with sentinels; a cluster |
 //! | [`migration`] | a slot of a cluster that moves |
-//! | [`split_network`] | two network namespaces that can be cut from each other |
+//! | [`network`] | hosts in network namespaces, and what is lost between them |
 //! | [`proxy`] | a TCP proxy that holds, drops, delays, doubles and cuts |
 //! | [`history`], [`check`], [`fenced_store`] | what clients saw, and whether it may have been so |
 //! | [`random`] | random numbers that can be had again |
@@ -66,6 +66,7 @@ pub mod cpu;
 pub mod fenced_store;
 pub mod history;
 pub mod migration;
+pub mod network;
 mod port;
 mod process;
 pub mod proxy;
@@ -73,7 +74,6 @@ pub mod random;
 pub mod reply;
 pub mod resp;
 pub mod server;
-pub mod split_network;
 pub mod subscriber;
 pub mod topology;
 pub mod wait;

@@ -7,13 +7,15 @@
 //! force lets it go. So a delay delays each byte once, however many follow it.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
 
 use crate::port::PortLease;
 use crate::resp::reset_on_close;
@@ -83,6 +85,8 @@ struct Acceptor {
 
 #[derive(Debug)]
 struct Shared {
+    /// None where the kernel is to choose.
+    source: Option<Ipv4Addr>,
     upstream: SocketAddr,
     state: Mutex<State>,
     changed: Condvar,
@@ -117,6 +121,15 @@ impl Proxy {
     /// If it cannot listen.
     #[track_caller]
     pub fn to(upstream: SocketAddr) -> Proxy {
+        Proxy::from_to(None, upstream)
+    }
+
+    /// The same, which connects from this address, if one is given: one of [`Network::clients`](crate::network::Network::clients).
+    ///
+    /// # Panics
+    /// If it cannot listen.
+    #[track_caller]
+    pub fn from_to(source: Option<Ipv4Addr>, upstream: SocketAddr) -> Proxy {
         let state = State {
             faults: [Fault::Pass; 2],
             links: BTreeMap::new(),
@@ -128,7 +141,7 @@ impl Proxy {
         };
         let proxy = Proxy {
             port: PortLease::take(),
-            shared: Arc::new(Shared { upstream, state: Mutex::new(state), changed: Condvar::new() }),
+            shared: Arc::new(Shared { source, upstream, state: Mutex::new(state), changed: Condvar::new() }),
             acceptor: Mutex::new(None),
         };
         proxy.accept();
@@ -279,7 +292,7 @@ fn accept_until(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Shared>)
             return;
         }
         let Ok(client) = client else { continue };
-        match TcpStream::connect_timeout(&shared.upstream, CONNECT_WITHIN) {
+        match shared.connect() {
             Ok(server) => shared.link(client, server),
             // A server that is down refuses; so does its proxy, as far as it still can.
             Err(_) => reset_on_close(&client),
@@ -306,6 +319,15 @@ enum Action {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connect(&self) -> io::Result<TcpStream> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        if let Some(source) = self.source {
+            socket.bind(&SocketAddr::from((source, 0)).into())?;
+        }
+        socket.connect_timeout(&self.upstream.into(), CONNECT_WITHIN)?;
+        Ok(socket.into())
     }
 
     fn link(self: &Arc<Shared>, client: TcpStream, server: TcpStream) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::{Generation, Server, WALL_CLOCK, path_from_env};
 use crate::c_library;
+use crate::network::{Host, Place};
 use crate::port::PortLease;
-use crate::split_network::{Place, Side};
 use crate::work_dir::WorkDir;
 
 /// An idle machine has a server ready in 40 ms; loading data, valgrind and a busy machine take longer.
@@ -136,9 +136,9 @@ impl Builder {
         self.without_module()
     }
 
-    /// On one side of a network, instead of where the test itself is.
-    pub fn within(mut self, side: &Side) -> Builder {
-        self.place = Some(side.place());
+    /// On a host of a network, instead of where the test itself is.
+    pub fn within(mut self, host: &Host) -> Builder {
+        self.place = Some(host.place());
         self
     }
 

@@ -26,10 +26,10 @@ use builder::Role;
 pub use builder::{Builder, StartFailure};
 pub use info::Info;
 
+use crate::network::Place;
 use crate::port::PortLease;
 use crate::process;
 use crate::resp::{ANSWER_WITHIN, Conn, Protocol};
-use crate::split_network::Place;
 use crate::wait::{poll, wait_for, wait_until};
 use crate::work_dir::WorkDir;
 
