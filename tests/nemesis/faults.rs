@@ -20,11 +20,21 @@ pub(crate) enum Kind {
     StopReplica,
     Failover,
     PromoteBesideOldPrimary,
+    PromoteAcrossCut,
     KillPrimaryAndPromote,
     ClockStep,
     DebugReload,
     DebugLoadAof,
-    // The network, at one of the gates.
+    // Real packets, between the primary and the clients of a gate, a replica, or all of them.
+    NetworkCutClients,
+    NetworkLoseRequests,
+    NetworkLoseReplies,
+    NetworkCutReplica,
+    NetworkLoseStream,
+    NetworkLoseAcknowledgements,
+    NetworkCutPrimary,
+    NetworkLoseSome,
+    // Connections, at one of the gates.
     Cut,
     Reset,
     HalfOpen,

@@ -10,7 +10,7 @@ use crate::audit::{Audit, Queue};
 use crate::faults::{Entries, Outage, Split};
 use crate::search::{Opinion, search};
 use crate::unfenced::Meeting;
-use crate::worker::PROCESSES_PER_NODE;
+use crate::worker::{ANSWERED_WITHIN_NS, PROCESSES_PER_NODE};
 
 /// What a run has left behind.
 #[derive(Debug)]
@@ -132,9 +132,9 @@ fn grants(events: &[Event]) -> Vec<Grant<'_>> {
 fn without_stale_grants(events: &[Event], splits: &[Split]) -> Vec<Event> {
     let is_stale = |event: &Event| {
         let of = |split: &Split| split.node == node_of(event.process) && split.from_ns <= event.at_ns;
-        // An answer may be under way for as long as its client has patience; the next time as primary is later than that, or only
-        // makes fewer grants count.
-        splits.iter().any(|split| of(split) && event.at_ns <= split.until_ns + 2_000_000_000)
+        // An answer may be under way for as long as its client waits for it; the next time as primary is later than that, or only makes
+        // fewer grants count.
+        splits.iter().any(|split| of(split) && event.at_ns <= split.until_ns + ANSWERED_WITHIN_NS)
     };
     let mut events = events.to_vec();
     for event in &mut events {

@@ -3,11 +3,14 @@
 //! What each may lose follows docs/GUARANTEES.md. Nothing: a stop, a reload, `FAILOVER`, and a kill with `appendfsync always`. Any hold: a
 //! kill with another `appendfsync`, and a promotion that the old primary does not know of.
 
+use std::net::SocketAddr;
 use std::sync::RwLock;
 use std::time::Duration;
 
 use flock_tests::args;
 use flock_tests::history::now_ns;
+use flock_tests::network::{Damage, Network, Way};
+use flock_tests::proxy::Cut;
 use flock_tests::random::Random;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Protocol;
@@ -16,12 +19,14 @@ use flock_tests::topology::{demote, promote};
 use flock_tests::wait::{let_pass, poll};
 
 use crate::faults::{Kind, Log, Loss, Outage, Split};
-use crate::site::{NODES, ask};
+use crate::site::{GATES, NODES, ask, to_clients, to_server};
 use crate::worker::Work;
 
 /// A replica that is not in step after this is not promoted: the fault is left out.
 const LINK_UP_WITHIN: Duration = Duration::from_secs(5);
 const FAILOVER_TIMEOUT_MS: u64 = 3000;
+/// Once the replica has agreed, the primary tries to reach it for so long; cuts of the network may be in its way several times in a row.
+const FAILOVER_WITHIN: Duration = Duration::from_secs(60);
 const DAY_S: u64 = 24 * 3600;
 
 /// Who has the servers' processes.
@@ -35,6 +40,8 @@ pub(crate) struct Operator<'a> {
     /// See the saboteur.
     pub(crate) pause: &'a RwLock<()>,
     pub(crate) random: Random,
+    /// For a planted bug: it only promotes across a cut, and tells neither the history nor the judge.
+    pub(crate) splits_silently: bool,
 }
 
 impl Operator<'_> {
@@ -56,7 +63,7 @@ impl Operator<'_> {
                     self.stop(replica)
                 }
                 Kind::Failover => self.fail_over(),
-                Kind::PromoteBesideOldPrimary => self.promote_beside(),
+                Kind::PromoteBesideOldPrimary | Kind::PromoteAcrossCut => self.promote_beside(kind),
                 Kind::KillPrimaryAndPromote => self.kill_and_promote(),
                 Kind::ClockStep => self.step_clock(),
                 Kind::DebugReload => self.reload("RELOAD"),
@@ -69,7 +76,12 @@ impl Operator<'_> {
     }
 
     fn kind(&mut self) -> Kind {
-        match self.random.below(24) {
+        if self.splits_silently {
+            return Kind::PromoteAcrossCut;
+        }
+        let kinds = if self.work.site.network().is_some() { 28 } else { 24 };
+        match self.random.below(kinds) {
+            24..28 => Kind::PromoteAcrossCut,
             0..3 => Kind::KillPrimaryFsyncAlways,
             3 => Kind::KillPrimaryFsyncEverysec,
             4 => Kind::KillPrimaryFsyncNo,
@@ -122,16 +134,16 @@ impl Operator<'_> {
 
     fn kill_replica(&mut self) -> bool {
         let node = self.replica();
-        let primary_port = self.servers[self.work.site.primary()].port();
+        let primary = self.servers[self.work.site.primary()].addr();
         let _change = self.change.write().expect("nobody panics with the lock");
         self.servers[node].kill9();
         let_pass(Duration::from_millis(self.random.below(200)));
-        self.start_as_replica(node, primary_port);
+        self.start_as_replica(node, primary);
         true
     }
 
-    fn start_as_replica(&mut self, node: usize, primary_port: u16) {
-        self.servers[node].set_config("replicaof", &format!("127.0.0.1 {primary_port}"));
+    fn start_as_replica(&mut self, node: usize, primary: SocketAddr) {
+        self.servers[node].set_config("replicaof", &format!("{} {}", primary.ip(), primary.port()));
         self.servers[node].set_wall_clock(0);
         self.servers[node].start_again();
     }
@@ -156,13 +168,13 @@ impl Operator<'_> {
         }
         let _suspension = self.work.site.suspend();
         let from_ns = now_ns();
-        let port = self.servers[new].port();
-        let request = args!["FAILOVER", "TO", "127.0.0.1", port, "TIMEOUT", FAILOVER_TIMEOUT_MS];
+        let target = self.servers[new].addr();
+        let request = args!["FAILOVER", "TO", target.ip().to_string(), target.port(), "TIMEOUT", FAILOVER_TIMEOUT_MS];
         if ask(&self.work.site, old, &request) != Some(Reply::ok()) {
             return false;
         }
         // Either it is done or it was given up: then both are what they were.
-        let is_replica = poll(Duration::from_secs(20), || {
+        let is_replica = poll(FAILOVER_WITHIN, || {
             let info = self.servers[old].info("replication");
             let is_over = info.get("master_failover_state").is_none_or(|state| state == "no-failover");
             is_over.then(|| info.text("role") == "slave")
@@ -178,25 +190,43 @@ impl Operator<'_> {
     }
 
     /// Promotes a replica while the old primary goes on granting, which is demoted later: holds of either may be beside those of the
-    /// other. The tokens of the new one are above.
-    fn promote_beside(&mut self) -> bool {
+    /// other. The tokens of the new one are above. Across a cut, each goes on with the clients of its side, who are told where their primary
+    /// is now, as Sentinel would tell them; and the replica has heard nothing since the cut.
+    fn promote_beside(&mut self, kind: Kind) -> bool {
         let (old, new) = (self.work.site.primary(), self.replica());
+        let across = self.work.site.network().filter(|_| kind == Kind::PromoteAcrossCut);
+        let half = usize::from(across.is_some() && self.random.one_in(2));
+        let (near, far): (Vec<_>, Vec<_>) = (0..GATES).partition(|gate| gate % 2 == half);
+        let ways = across.map(|network| ways_across(network, old, &near, &far)).unwrap_or_default();
         let _change = self.change.write().expect("nobody panics with the lock");
         if !self.wait_link_up(new) {
             return false;
         }
         let _suspension = self.work.site.suspend();
-        let loss = Loss::of_all(self.work);
+        let loss = (!self.splits_silently).then(|| Loss::of_all(self.work));
         let from_ns = now_ns();
-        self.fall_behind(old, new);
+        if let Some(network) = across {
+            network.begin(Damage::Cut, &ways);
+            let_pass(Duration::from_millis(self.random.below(400)));
+        } else {
+            self.fall_behind(old, new);
+        }
         self.servers[new].sigcont();
         promote(&self.servers[new]);
         self.work.site.set_primary(new);
-        self.log.outage(Outage { kind: Kind::PromoteBesideOldPrimary, from_ns, node: new });
+        self.log.outage(Outage { kind, from_ns, node: new });
+        if across.is_some() {
+            far.iter().for_each(|gate| self.work.site.gate(*gate, old).cut(Cut::Reset));
+        }
         let_pass(Duration::from_millis(100 + self.random.below(1200)));
+        if let Some(network) = across {
+            network.end(Damage::Cut, &ways);
+        }
         demote(&self.servers[old], &self.servers[new]);
         self.others_follow(new, old);
-        self.log.split(Split { node: old, from_ns, until_ns: now_ns() });
+        if !self.splits_silently {
+            self.log.split(Split { node: old, from_ns, until_ns: now_ns() });
+        }
         drop(loss);
         true
     }
@@ -220,8 +250,8 @@ impl Operator<'_> {
         self.log.outage(Outage { kind: Kind::KillPrimaryAndPromote, from_ns, node: new });
         self.others_follow(new, old);
         let_pass(Duration::from_millis(self.random.below(400)));
-        let port = self.servers[new].port();
-        self.start_as_replica(old, port);
+        let primary = self.servers[new].addr();
+        self.start_as_replica(old, primary);
         true
     }
 
@@ -241,15 +271,18 @@ impl Operator<'_> {
     }
 
     /// A killed primary's snapshot child keeps its connections: a replica may seem to be linked and know nothing of the primary that has
-    /// been started since, nor of its tokens. The name of the stream tells.
+    /// been started since, nor of its tokens. The name of the stream tells. A cut of the network does the same for a while: so the replica
+    /// must have heard all that was said up to now, by which it knows of the tokens (docs/GUARANTEES.md).
     fn wait_link_up(&self, node: usize) -> bool {
         let primary = &self.servers[self.work.site.primary()];
-        let (port, stream) = (i64::from(primary.port()), primary.info("replication").text("master_replid").to_owned());
+        let said = primary.info("replication");
+        let (port, stream) = (i64::from(primary.port()), said.text("master_replid"));
         let mut conn = self.servers[node].connect(Protocol::Resp2);
         poll(LINK_UP_WITHIN, || {
             let info = Info::ask(&mut conn, "replication");
             let is_up = info.get("master_link_status") == Some("up") && info.number("master_port") == port;
-            (is_up && info.text("master_replid") == stream).then_some(())
+            let has_heard = || info.number("slave_repl_offset") >= said.number("master_repl_offset");
+            (is_up && info.text("master_replid") == stream && has_heard()).then_some(())
         })
         .is_some()
     }
@@ -272,4 +305,14 @@ impl Operator<'_> {
         let _suspension = self.work.site.suspend();
         ask(&self.work.site, self.work.site.primary(), &["DEBUG", what]) == Some(Reply::ok())
     }
+}
+
+/// Both ways of all links between two sides: a server with the clients of the gates near it, and all other servers with the clients of the
+/// far gates.
+fn ways_across(network: &Network, node: usize, near: &[usize], far: &[usize]) -> Vec<Way> {
+    let others = || (0..NODES).filter(|other| *other != node);
+    let servers = others().flat_map(|other| to_server(network, node, other));
+    let from_near = others().flat_map(|other| near.iter().flat_map(move |gate| to_clients(network, other, *gate)));
+    let from_far = far.iter().flat_map(|gate| to_clients(network, node, *gate));
+    servers.chain(from_near).chain(from_far).collect()
 }

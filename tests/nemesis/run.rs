@@ -7,6 +7,7 @@ use std::time::Duration;
 use flock_tests::cpu::used_memory;
 use flock_tests::fenced_store::FencedStore;
 use flock_tests::history::Recorder;
+use flock_tests::network::Network;
 use flock_tests::proxy::Cut;
 use flock_tests::random::Random;
 use flock_tests::reply::Reply;
@@ -16,6 +17,7 @@ use flock_tests::topology::wait_in_step;
 use flock_tests::wait::{let_pass, poll};
 
 use crate::audit::{Audit, Auditor, is_idle};
+use crate::cutter::{CUTTERS, Cutter};
 use crate::faults::Log;
 use crate::judge::{Evidence, Verdict, judge};
 use crate::operator::Operator;
@@ -41,6 +43,8 @@ pub(crate) enum Plant {
     BelievesTwice,
     /// Deletions of locks are kept from the history, as if the server lost them by itself.
     SilentDeletions,
+    /// Replicas are promoted across cuts of the network, and nobody is told: as if the servers let two hold by themselves.
+    SilentSplits,
 }
 
 /// A run to be made.
@@ -55,15 +59,17 @@ pub(crate) struct Plan {
     pub(crate) visits_min: u64,
     /// Whether whole servers are killed, stopped and promoted.
     pub(crate) with_operator: bool,
+    /// Whether the saboteurs and the cutters are at work.
+    pub(crate) with_small_faults: bool,
     pub(crate) plant: Plant,
 }
 
-/// Makes the run and judges it.
-pub(crate) fn run(plan: &Plan) -> Verdict {
+/// Makes the run, on this network if there is one, and judges it.
+pub(crate) fn run(plan: &Plan, network: Option<Network>) -> Verdict {
     println!("nemesis: {} seed {}, {} workers, {:?}", plan.name, plan.seed, plan.workers, plan.lasts);
-    let mut servers = start(plan);
+    let mut servers = start(plan, network.as_ref());
     let work = Work {
-        site: Site::new(&servers),
+        site: Site::new(&servers, network),
         recorder: Recorder::new(),
         fenced: FencedStore::new(),
         unfenced: UnfencedStore::default(),
@@ -108,8 +114,8 @@ pub(crate) fn run(plan: &Plan) -> Verdict {
 
 /// The same, and wants nothing wrong.
 #[track_caller]
-pub(crate) fn run_soundly(plan: &Plan) {
-    let verdict = run(plan);
+pub(crate) fn run_soundly(plan: &Plan, network: Option<Network>) {
+    let verdict = run(plan, network);
     let shown: Vec<_> = verdict.violations.iter().take(VIOLATIONS_SHOWN).cloned().collect();
     assert!(
         shown.is_empty(),
@@ -121,12 +127,16 @@ pub(crate) fn run_soundly(plan: &Plan) {
     );
 }
 
-fn start(plan: &Plan) -> Vec<Server> {
+fn start(plan: &Plan, network: Option<&Network>) -> Vec<Server> {
     let builder = plan.builder.clone().appendonly().config("repl-backlog-size", "1mb").wall_clock(0);
-    let primary = builder.start();
+    let placed = |builder: &Builder, node: usize| match network {
+        Some(network) => builder.clone().within(&network.hosts()[node]),
+        None => builder.clone(),
+    };
+    let primary = placed(&builder, 0).start();
     let follow = builder.replica_of(&primary);
     let mut servers = vec![primary];
-    servers.extend((1..NODES).map(|_| follow.start()));
+    servers.extend((1..NODES).map(|node| placed(&follow, node).start()));
     for replica in &servers[1..] {
         wait_in_step(&servers[0], replica);
     }
@@ -143,14 +153,21 @@ fn disturb(plan: &Plan, work: &Work, log: &Log, servers: &mut [Server]) -> Audit
             let random = Random::from_seed(random.number());
             threads.spawn(move || Worker::new(work, number, random).run());
         }
-        for number in 0..SABOTEURS {
+        for number in (0..SABOTEURS).filter(|_| plan.with_small_faults) {
             let random = Random::from_seed(random.number());
             let tells = plan.plant != Plant::SilentDeletions;
             threads.spawn(move || Saboteur { work, log, number, change, pause, random, tells }.run());
         }
         if plan.with_operator {
             let random = Random::from_seed(random.number());
-            threads.spawn(move || Operator { work, log, servers, change, pause, random }.run());
+            let splits_silently = plan.plant == Plant::SilentSplits;
+            threads.spawn(move || Operator { work, log, servers, change, pause, random, splits_silently }.run());
+        }
+        if let Some(network) = work.site.network() {
+            for _ in (0..CUTTERS).filter(|_| plan.with_small_faults) {
+                let random = Random::from_seed(random.number());
+                threads.spawn(move || Cutter { work, log, network, random }.run());
+            }
         }
         let_pass(plan.lasts);
         poll(VISITS_WITHIN, || (work.unfenced.visits() >= plan.visits_min).then_some(()));
@@ -182,6 +199,8 @@ fn remains(work: &Work, servers: &[Server], memory_before: u64) -> Vec<String> {
     }
     for (node, server) in servers.iter().enumerate() {
         if node != primary {
+            // After a cut, TCP may be silent for many seconds more. A new connection is not.
+            ask(&work.site, node, &["CLIENT", "KILL", "TYPE", "master"]);
             wait_in_step(&servers[primary], server);
         }
         let mut conn = server.connect(Protocol::Resp2);

@@ -1,4 +1,4 @@
-//! Small faults, many a second: of the network, of connections, of keys, and of the server for a moment.
+//! Small faults, many a second: of connections on their way through the proxies and at the server, of keys, and of the server for a moment.
 //!
 //! Several saboteurs are at work at once, each at gates of its own, beside the operator: so faults overlap.
 
@@ -145,7 +145,7 @@ impl Saboteur<'_> {
             }
             Kind::Expire => self.expire(node),
             Kind::Del | Kind::Unlink | Kind::Rename | Kind::Overwrite | Kind::Revoke => self.take_away(kind, node),
-            other => unreachable!("{other:?} is the operator's"),
+            other => unreachable!("{other:?} is not for the saboteur"),
         }
     }
 

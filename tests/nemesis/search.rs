@@ -136,6 +136,7 @@ fn is_rewind(kind: Kind) -> bool {
             | Kind::KillPrimaryFsyncNo
             | Kind::KillPrimaryAndPromote
             | Kind::PromoteBesideOldPrimary
+            | Kind::PromoteAcrossCut
     )
 }
 

@@ -1,12 +1,16 @@
 //! Where a run takes place: three servers, and the proxies through which its clients reach them.
 //!
+//! Where it can be, the servers are hosts of a real network, on which each gate has an address of its own; administrators have another, and
+//! are never cut off.
+//!
 //! The processes belong to the operator (`operator.rs`), who kills and restarts them. All others know addresses only, and which
 //! server is the primary as far as anybody knows.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use flock_tests::network::{Network, Way, between};
 use flock_tests::proxy::Proxy;
 use flock_tests::reply::Reply;
 use flock_tests::resp::Conn;
@@ -45,6 +49,7 @@ pub(crate) struct Lock {
 pub(crate) struct Site {
     addresses: Vec<SocketAddr>,
     gates: Vec<Vec<Proxy>>,
+    network: Option<Network>,
     primary: AtomicUsize,
     suspensions: AtomicUsize,
     suspensions_made: AtomicU64,
@@ -52,13 +57,17 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// The first of `servers` is the primary.
-    pub(crate) fn new(servers: &[Server]) -> Site {
+    /// The first of `servers` is the primary. Each is on the host of its number, if there is a network.
+    pub(crate) fn new(servers: &[Server], network: Option<Network>) -> Site {
         let addresses: Vec<_> = servers.iter().map(Server::addr).collect();
-        let gate = |_| addresses.iter().map(|address| Proxy::to(*address)).collect();
+        let gate = |gate| {
+            let source = network.as_ref().and_then(|network| network.clients().nth(gate));
+            addresses.iter().map(|address| Proxy::from_to(source, *address)).collect()
+        };
         Site {
             gates: (0..GATES).map(gate).collect(),
             addresses,
+            network,
             primary: AtomicUsize::new(0),
             suspensions: AtomicUsize::new(0),
             suspensions_made: AtomicU64::new(0),
@@ -84,6 +93,11 @@ impl Site {
     /// All ways to all servers.
     pub(crate) fn all_gates(&self) -> impl Iterator<Item = &Proxy> {
         self.gates.iter().flatten()
+    }
+
+    /// The network that can be cut; none where the servers are where the test is.
+    pub(crate) fn network(&self) -> Option<&Network> {
+        self.network.as_ref()
     }
 
     /// A connection past all proxies, if the server accepts it.
@@ -114,6 +128,21 @@ impl Site {
         let made = self.suspensions_made.load(Ordering::SeqCst);
         (self.suspensions.load(Ordering::SeqCst) == 0).then_some(made)
     }
+}
+
+/// The ways between a server and the clients of a gate, both.
+pub(crate) fn to_clients(network: &Network, node: usize, gate: usize) -> [Way; 2] {
+    let client = network.clients().nth(gate % GATES).expect("each gate has an address");
+    between(host(network, node), client)
+}
+
+/// The ways between two servers, both.
+pub(crate) fn to_server(network: &Network, node: usize, other: usize) -> [Way; 2] {
+    between(host(network, node), host(network, other))
+}
+
+fn host(network: &Network, node: usize) -> Ipv4Addr {
+    network.hosts()[node].address()
 }
 
 /// See [`Site::suspend`].

@@ -27,7 +27,11 @@ use crate::unfenced::{UnfencedStore, Visitor};
 pub(crate) const PROCESSES_PER_NODE: u32 = 1000;
 
 /// How long a client waits for an answer beyond the wait that it asked for.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PATIENCE_MS: u64 = 1500;
+const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
+const WAIT_MS_MAX: u64 = 1550;
+/// No client hears an answer later than this after its request.
+pub(crate) const ANSWERED_WITHIN_NS: u64 = (WAIT_MS_MAX + PATIENCE_MS) * NS_PER_MS;
 const ATTEMPTS_MAX: u32 = 4;
 const NS_PER_MS: u64 = 1_000_000;
 /// No lease of a run is longer.
@@ -199,7 +203,7 @@ impl<'a> Worker<'a> {
             2..7 => Form::Block,
             _ => Form::Queue,
         };
-        let wait_ms = 50 + self.random.below(1500);
+        let wait_ms = 50 + self.random.below(WAIT_MS_MAX - 50);
         let lease_ms = 120 + self.random.below(LEASE_MS_MAX - 120);
         let claim_ms = self.random.one_in(4).then(|| 100 + self.random.below(lease_ms - 100));
         let grace_ms = self.random.one_in(5).then(|| 50 + self.random.below(150));
