@@ -106,7 +106,7 @@ impl Network {
         };
         network.router.run("tee /proc/sys/net/ipv4/ip_forward", "1\n")?;
         // Not every kernel can do this.
-        network.filter("-f -", RULES)?;
+        network.filter(RULES)?;
         network.connect_test()?;
         for (number, host) in network.hosts.iter().enumerate() {
             network.connect_host(number, host)?;
@@ -203,12 +203,12 @@ impl Network {
         };
         let elements: Vec<_> = ways.iter().map(|(from, to)| format!("{from} . {to}")).collect();
         let rule = format!("{verb} element ip flock {set} {{ {} }}\n", elements.join(", "));
-        self.filter("-f -", &rule).expect("the packet filter takes elements of a set");
+        self.filter(&rule).expect("the packet filter takes elements of a set");
     }
 
-    fn filter(&self, arguments: &str, input: &str) -> Result<(), String> {
+    fn filter(&self, rules: &str) -> Result<(), String> {
         let nft = std::env::var_os("NFT").unwrap_or_else(|| OsString::from("nft"));
-        self.router.run(&format!("{} {arguments}", nft.display()), input)
+        self.router.run(&format!("{} -f -", nft.display()), rules)
     }
 }
 
