@@ -7,6 +7,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use flock_core::Acquire;
+use flock_core::wire::command::Command;
 #[cfg(feature = "tls")]
 use redis::ConnectionAddr;
 use redis::{Client, IntoConnectionInfo, ProtocolVersion};
@@ -23,7 +25,7 @@ use crate::event::{EVENTS_KEPT, Events};
 use crate::in_place::ClientThread;
 use crate::jitter::Jitter;
 use crate::keepalive::KeepAlive;
-use crate::link::{LinkConfig, Purpose};
+use crate::link::{CallError, Link, LinkConfig, Purpose};
 use crate::lock::{Lock, LockAll};
 use crate::nodes::{Cluster, HearShared, NodeKit, Nodes};
 use crate::parties::Parties;
@@ -234,7 +236,8 @@ impl Builder {
     /// # Errors
     /// [`ConnectError::Config`] for a URL or a setting that makes no sense, or if no sentinel knows the service;
     /// [`ConnectError::Unavailable`] if there is no connection within the connect timeout, [`ConnectError::Server`] if the server refuses
-    /// us, [`ConnectError::Tls`] if it is not to be trusted or does not trust us.
+    /// us, [`ConnectError::NoModule`] if it has not loaded FLOCK (of a cluster no node is asked: its first request says so),
+    /// [`ConnectError::Tls`] if it is not to be trusted or does not trust us.
     ///
     /// # Panics
     /// If [`Builder::on_runtime`] was given a runtime that was built without its timers or its I/O.
@@ -253,7 +256,10 @@ impl Builder {
             match &until.nodes {
                 Nodes::One { node, .. } => {
                     node.commands.first_up(deadline).await?;
-                    if until.listens { node.messages.first_up(deadline).await } else { Ok(()) }
+                    if until.listens {
+                        node.messages.first_up(deadline).await?;
+                    }
+                    knows_our_commands(&node.commands).await
                 }
                 Nodes::Cluster(cluster) => cluster.map.first_known(deadline).await,
             }
@@ -432,6 +438,15 @@ impl Builder {
         let stop = watch::Sender::new(false);
         let running = Arc::clone(&engine).run(door, stop.subscribe());
         (Flock { shared: Arc::new(Shared { engine, stop, lease: self.lease }) }, running)
+    }
+}
+
+/// Fails if the server has no FLOCK. It is sent a command without arguments: how many there are is looked at before permissions are, so that
+/// every user learns it, and nothing is done. A server that does not answer just now is no worse than one that breaks a moment later.
+async fn knows_our_commands(commands: &Link) -> Result<(), ConnectError> {
+    match commands.call(&redis::cmd(Acquire::NAME), |_| Some(())).await {
+        Err(CallError::Server(error)) if error.is_unknown_command() => Err(ConnectError::NoModule(error)),
+        _ => Ok(()),
     }
 }
 

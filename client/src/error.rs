@@ -42,6 +42,10 @@ impl ServerError {
         ErrorCode::parse(self.code.as_bytes())
     }
 
+    pub(crate) fn is_unknown_command(&self) -> bool {
+        self.message.starts_with("unknown command")
+    }
+
     /// Whether the same request may succeed a moment later though nobody has changed it.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -62,6 +66,9 @@ pub enum ConnectError {
     /// The server refused us: wrong password, unknown user, no such database.
     #[error("the server refused the connection")]
     Server(#[source] ServerError),
+    /// The server is there, and knows no command of FLOCK's.
+    #[error("the server has not loaded FLOCK's module: start it with --loadmodule .../libflock.so")]
+    NoModule(#[source] ServerError),
     /// There is no trust between us: the server's certificate is for another name, out of date, or of an authority that we do not
     /// trust; or it does not accept ours, or wants one.
     #[error("no trusted TLS connection")]
@@ -73,7 +80,7 @@ impl ConnectError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Tls(_) => false,
+            Self::Config(_) | Self::NoModule(_) | Self::Tls(_) => false,
             Self::Unavailable(_) => true,
             Self::Server(error) => error.is_retryable(),
         }

@@ -1,5 +1,5 @@
 //! The async Rust client of FLOCK: fenced distributed locks in Valkey. The server must have FLOCK's module loaded (`--loadmodule
-//! .../libflock.so`); without it the first request fails with `unknown command 'FLOCK.ACQUIRE'`.
+//! .../libflock.so`); without it connecting fails with [`ConnectError::NoModule`].
 //!
 //! ```no_run
 //! use std::time::Duration;

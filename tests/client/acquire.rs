@@ -12,7 +12,7 @@ use flock_tests::server::Builder;
 
 use crate::scene::{
     SOON, assert_in_time, give_back, held, held_and_waiting, is_current, ms, on, quick, revoke, settled,
-    wait_until_called, wait_until_nothing_is_left, wait_until_waiting,
+    wait_until_called, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
 };
 
 on_own_servers![
@@ -34,6 +34,7 @@ on_own_servers![
     refusal_of_the_server_is_told,
     user_without_pubsub_polls,
     wrong_password_is_told_at_once,
+    server_without_the_module_is_told_at_once,
     events_tell_of_a_loss,
 ];
 
@@ -263,6 +264,22 @@ fn wrong_password_is_told_at_once(builder: Builder) {
         assert_in_time(began, began.elapsed(), ms(1000));
         assert!(!error.is_retryable(), "{error:?}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    });
+}
+
+fn server_without_the_module_is_told_at_once(builder: Builder) {
+    let server = builder.without_module().start();
+    // To a user who may do nothing, too; and that is no answer to somebody who has the wrong password.
+    server.connect(Protocol::Resp2).cmd(&["ACL", "SETUSER", "nobody", "on", ">p", "&flock:*", "+subscribe"]);
+    within_bounds(async {
+        for user in ["", "nobody:p@"] {
+            let began = Instant::now();
+            let error = Flock::connect(&format!("valkey://{user}{}", server.addr())).await.unwrap_err();
+            assert_in_time(began, began.elapsed(), ms(1000));
+            assert!(matches!(error, ConnectError::NoModule(_)) && !error.is_retryable(), "{error:?}");
+        }
+        let error = Flock::connect(&format!("valkey://nobody:wrong@{}", server.addr())).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Server(_)), "{error:?}");
     });
 }
 

@@ -225,7 +225,7 @@ fn server_without_the_module_refuses(builder: Builder) {
     let server = builder.without_module().start();
     let refused = finish(flockctl(&server, &["run", "k", "echo", "ran"]));
     assert_eq!((refused.code, refused.out.as_str()), (Some(76), ""));
-    assert!(refused.err.contains("unknown command"), "{}", refused.err);
+    assert!(refused.err.contains("has not loaded FLOCK's module"), "{}", refused.err);
 }
 
 fn wrong_use_has_its_code(builder: Builder) {

@@ -75,7 +75,7 @@ impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
         let code = match error {
             ConnectError::Config(_) => USAGE,
-            ConnectError::Server(_) | ConnectError::Tls(_) => REFUSED,
+            ConnectError::Server(_) | ConnectError::NoModule(_) | ConnectError::Tls(_) => REFUSED,
             _ => UNREACHABLE,
         };
         Self::of(code, &error)
