@@ -3,7 +3,7 @@
 #              PORT, SERVE and DEMO steer `make run`. The contract tests see FLOCK_MODULE and FLOCK_TEST_TIER: scripts/test.sh.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libclang build run check doc test test-long soak sim mutants bench bench-check bench-peers planted-bugs fuzz asan deny clean
+.PHONY: help setup libclang build run check msrv doc test test-long soak sim mutants bench bench-check bench-peers planted-bugs fuzz asan deny clean
 
 with_tools := . target/tools/env.sh &&
 
@@ -28,6 +28,9 @@ check: libclang ## formatting, lints, docs, and the tests that need no server
 	$(with_tools) cargo clippy --workspace --all-targets -- -D warnings
 	$(MAKE) --no-print-directory doc
 	$(with_tools) cargo test
+
+msrv: libclang ## check with the oldest Rust that Cargo.toml promises; needs rustup
+	$(with_tools) scripts/msrv.sh
 
 doc: libclang ## build the documentation, internals included; a warning is an error
 	$(with_tools) RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the module and tests it against real servers. Each stage is timed.
 #
-#   scripts/test.sh quick    set-up, check, build, contract tests                        (make test)
-#   scripts/test.sh long     set-up, simulated worlds, build, contract tests, long tier  (make test-long)
+#   scripts/test.sh quick    set-up, check, build, contract tests                                    (make test)
+#   scripts/test.sh long     set-up, oldest Rust, simulated worlds, build, contract tests, long tier  (make test-long)
 #   scripts/test.sh soak     the long tier, MINUTES times as many rounds                 (make soak)
 #
 # The contract tests see: FLOCK_MODULE, the module they load; FLOCK_MODULE_PLANTED, not in the quick tier, one that panics on request
@@ -26,6 +26,7 @@ stage() { # name  command...
 stage "set-up" scripts/setup.sh
 . target/tools/env.sh
 [ "$tier" != quick ] || stage "check" make --no-print-directory check
+[ "$tier" = quick ] || stage "oldest Rust" scripts/msrv.sh
 case $tier in long) worlds=2000 ;; soak) worlds=20000 ;; *) worlds= ;; esac
 [ -z "$worlds" ] || stage "$worlds simulated worlds" scripts/sim.sh "$worlds"
 stage "build" make --no-print-directory build
