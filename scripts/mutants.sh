@@ -22,7 +22,7 @@ mkdir -p "$out"
 files=
 for file; do files="$files --file $file"; done
 run() { for test; do printf -- '--cargo-arg=--test=%s ' "$test"; done; }
-quick="--cargo-arg=--lib $(run accounts edges scenarios token_design model)"
+quick="--cargo-arg=--lib $(run accounts edges report scenarios token_design model)"
 all="$quick $(run exhaustive refused_input wire_roundtrip)"
 
 # Statuses 2 and 3 say that something was missed, or hung; others are failures.

@@ -40,7 +40,6 @@
 //! it ([`Server::replicated`]). Nobody is asked for a password. The commands are those that this crate sends; other clients, BLOCK, MULTI and
 //! scripts need a real server.
 
-mod inspect;
 mod node;
 mod process;
 mod replication;

@@ -12,15 +12,15 @@ use flock_core::wire;
 use flock_core::wire::command::{Check, Command, Info, List};
 use flock_core::wire::error::{ErrorCode, WireError};
 use flock_core::wire::message::OwnerMessage;
+use flock_core::wire::report;
 use flock_core::{
     Acquire, Acquired, Audience, Decision, Due, Effect, Limits, Lock, LockId, Millis, Place, Release, Renew, Revoke,
     Table, Time, Token, Wait,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::inspect;
 use super::replication::Replicated;
-use super::resp::{Reply, Request};
+use super::resp::{Encoded, Reply, Request};
 
 /// The first moment of the server's tokens, in microseconds since 1970: the same in every test.
 const WALL_CLOCK_US: u64 = 1_767_225_600_000_000;
@@ -247,9 +247,16 @@ impl Node {
             }
             Info::NAME => {
                 let request: Info<'_> = parse(args)?;
-                Ok(inspect::info(&self.table, db, self.lock_at(db, request.key), &request, now))
+                let place = Place { db, key: request.key, lock: self.lock_at(db, request.key) };
+                let mut reply = Encoded::default();
+                report::info(&mut reply, &self.table, place, &request, now);
+                Ok(Reply::Encoded(reply))
             }
-            List::NAME => Ok(inspect::list(&self.table, db, &parse(args)?, now)),
+            List::NAME => {
+                let mut reply = Encoded::default();
+                report::list(&mut reply, &self.table, db, &parse(args)?, |_| true, now);
+                Ok(Reply::Encoded(reply))
+            }
             Revoke::NAME => {
                 let request: Revoke<'_> = parse(args)?;
                 let ended = self

@@ -1,7 +1,9 @@
 //! The server's half of RESP3: requests in, replies and pushes out.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind};
 
+use flock_core::wire::report::{self, Reply as _};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// The words of a request.
@@ -18,6 +20,8 @@ pub(super) enum Reply {
     /// Not an answer: what comes by itself.
     Push(Vec<Reply>),
     Error(String),
+    /// One value, written already.
+    Encoded(Encoded),
 }
 
 impl Reply {
@@ -26,39 +30,69 @@ impl Reply {
     }
 
     pub(super) fn encoded(&self) -> Vec<u8> {
-        let mut out = Vec::new();
+        let mut out = Encoded::default();
         self.encode(&mut out);
-        out
+        out.0
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        let mut line = |text: String| out.extend_from_slice(text.as_bytes());
+    fn encode(&self, out: &mut Encoded) {
         match self {
-            Self::Word(word) => line(format!("+{word}\r\n")),
-            Self::Integer(number) => line(format!(":{number}\r\n")),
-            Self::Nil => line("_\r\n".into()),
-            Self::Error(error) => line(format!("-{error}\r\n")),
-            Self::Bulk(bytes) => {
-                line(format!("${}\r\n", bytes.len()));
-                out.extend_from_slice(bytes);
-                out.extend_from_slice(b"\r\n");
-            }
+            Self::Word(word) => out.line('+', word),
+            Self::Integer(number) => out.integer(*number),
+            Self::Nil => out.nil(),
+            Self::Error(error) => out.line('-', error),
+            Self::Bulk(bytes) => out.bulk(bytes),
             Self::Array(items) => {
-                line(format!("*{}\r\n", items.len()));
+                out.array(items.len());
                 items.iter().for_each(|item| item.encode(out));
             }
             Self::Push(items) => {
-                line(format!(">{}\r\n", items.len()));
+                out.line('>', items.len());
                 items.iter().for_each(|item| item.encode(out));
             }
             Self::Map(pairs) => {
-                line(format!("%{}\r\n", pairs.len()));
+                out.map(pairs.len());
                 for (key, value) in pairs {
                     key.encode(out);
                     value.encode(out);
                 }
             }
+            Self::Encoded(value) => out.0.extend_from_slice(&value.0),
         }
+    }
+}
+
+/// Values as they go over the connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Encoded(Vec<u8>);
+
+impl Encoded {
+    fn line(&mut self, kind: char, rest: impl Display) {
+        self.0.extend_from_slice(format!("{kind}{rest}\r\n").as_bytes());
+    }
+}
+
+impl report::Reply for Encoded {
+    fn nil(&mut self) {
+        self.line('_', "");
+    }
+
+    fn integer(&mut self, number: u64) {
+        self.line(':', number);
+    }
+
+    fn bulk(&mut self, bytes: &[u8]) {
+        self.line('$', bytes.len());
+        self.0.extend_from_slice(bytes);
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    fn array(&mut self, len: usize) {
+        self.line('*', len);
+    }
+
+    fn map(&mut self, len: usize) {
+        self.line('%', len);
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`message`] | what is published on channels | module | client |
 //! | [`change`] | the effects that replicas and the AOF apply | module | module |
 //! | [`pattern`] | the glob of `FLOCK.LIST MATCH` | | module |
+//! | [`report`] | what `FLOCK.INFO` and `FLOCK.LIST` answer | module | client |
 //! | [`text`] | numbers and words, which all of them use | | |
 //!
 //! The binary form of a stored lock is in [`crate::snapshot`].
@@ -20,6 +21,7 @@ pub mod command;
 pub mod error;
 pub mod message;
 pub mod pattern;
+pub mod report;
 pub mod spec;
 pub mod text;
 
