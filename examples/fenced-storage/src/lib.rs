@@ -1,7 +1,8 @@
 //! A lock cannot stop a holder that was paused: it wakes up after its lease, believes that it still holds, and writes. The storage can.
 //!
 //! One job, done in three storages: deposit money, which adds to a balance and writes an entry in a book. It comes with the fencing
-//! token of the lock it was done under. If a later holder has written before, neither the balance nor the book changes.
+//! token of the lock it was done under: if a later holder has written before, neither the balance nor the book changes. And it comes with
+//! the number of the payment: who repeats it, because a COMMIT had no answer or a hold was lost, finds it done and adds nothing.
 //!
 //! | storage | who knows the token | what refuses |
 //! |---|---|---|
@@ -26,7 +27,7 @@ pub mod sqlite;
 pub mod valkey;
 
 use std::io::{Write, stdin, stdout};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use flock_client::{Flock, Token};
 
@@ -36,6 +37,30 @@ pub const ACCOUNT: &str = "alice";
 pub const LOCK: &str = "account:alice";
 /// How long the others wait for a holder that was stopped.
 const LEASE: Duration = Duration::from_secs(2);
+
+/// What is to be deposited.
+#[derive(Clone, Copy, Debug)]
+pub struct Payment<'a> {
+    /// Given by whoever has ordered it, and the same each time it is tried: the idempotency key.
+    pub number: i64,
+    /// To which account.
+    pub account: &'a str,
+    /// How much.
+    pub cents: i64,
+}
+
+impl Payment<'static> {
+    /// A euro for [`ACCOUNT`], ordered now.
+    ///
+    /// # Panics
+    /// If the clock stands before 1970.
+    #[must_use]
+    pub fn ordered_now() -> Self {
+        let since_1970 = SystemTime::UNIX_EPOCH.elapsed().expect("it is after 1970");
+        let number = i64::try_from(since_1970.as_micros()).expect("it is before the year 290,000");
+        Self { number, account: ACCOUNT, cents: 100 }
+    }
+}
 
 /// Why nothing was deposited.
 #[derive(Debug, thiserror::Error)]

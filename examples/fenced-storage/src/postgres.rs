@@ -11,12 +11,12 @@ use tokio_postgres::{Client, NoTls};
 
 use flock_client::Token;
 
-use crate::{DepositError, stored};
+use crate::{DepositError, Payment, stored};
 
 /// The tables. A lock that guards several rows may have its fence in a row of its own, written in the same way.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS accounts (name text PRIMARY KEY, cents bigint NOT NULL, fence bigint NOT NULL);
-    CREATE TABLE IF NOT EXISTS entries (id bigserial PRIMARY KEY, account text NOT NULL, cents bigint NOT NULL);
+    CREATE TABLE IF NOT EXISTS entries (number bigint PRIMARY KEY, account text NOT NULL, cents bigint NOT NULL);
 ";
 
 /// Connects, by a text as `host=localhost user=postgres`, and makes the tables if there are none.
@@ -32,20 +32,25 @@ pub async fn connect(params: &str) -> Result<Client, DepositError> {
     Ok(db)
 }
 
-/// Deposits on an account, which is opened if need be, under the token of the lock that guards it.
+/// Deposits on an account, which is opened if need be, under the token of the lock that guards it. What was deposited before is not
+/// deposited again.
 ///
 /// # Errors
 /// [`DepositError::Stale`] if a later holder has written; nothing has changed then. [`DepositError::Storage`] otherwise.
-pub async fn deposit(db: &mut Client, account: &str, cents: i64, token: Token) -> Result<(), DepositError> {
+pub async fn deposit(db: &mut Client, payment: &Payment<'_>, token: Token) -> Result<(), DepositError> {
+    let Payment { number, account, cents } = payment;
     let transaction = db.transaction().await?; // rolled back if it is dropped before its commit
     // First of all: locks the row until the end, and matches it only if no later holder has written it.
-    let fenced = "INSERT INTO accounts VALUES ($1, $2, $3) ON CONFLICT (name) DO UPDATE
-                  SET cents = accounts.cents + excluded.cents, fence = excluded.fence
-                  WHERE accounts.fence <= excluded.fence";
-    if transaction.execute(fenced, &[&account, &cents, &stored(token)]).await? == 0 {
+    let fenced = "INSERT INTO accounts VALUES ($1, 0, $2) ON CONFLICT (name) DO UPDATE
+                  SET fence = excluded.fence WHERE accounts.fence <= excluded.fence";
+    if transaction.execute(fenced, &[account, &stored(token)]).await? == 0 {
         return Err(DepositError::Stale { token });
     }
-    transaction.execute("INSERT INTO entries (account, cents) VALUES ($1, $2)", &[&account, &cents]).await?;
+    // No second time: it may have been done before, by a COMMIT that had no answer.
+    let booked = "INSERT INTO entries VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+    if transaction.execute(booked, &[number, account, cents]).await? == 1 {
+        transaction.execute("UPDATE accounts SET cents = cents + $2 WHERE name = $1", &[account, cents]).await?;
+    }
     transaction.commit().await?; // only now may the lock be released
     Ok(())
 }

@@ -15,7 +15,7 @@ use flock_client::Token;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Value};
 
-use crate::{DepositError, stored};
+use crate::{DepositError, Payment, stored};
 
 /// Connects. The connection must not be shared: WATCH counts for all of it.
 ///
@@ -25,24 +25,23 @@ pub async fn connect(url: &str) -> Result<MultiplexedConnection, DepositError> {
     Ok(Client::open(url)?.get_multiplexed_async_connection().await?)
 }
 
-/// Deposits on an account under the token of the lock that guards it, in a script.
+/// Deposits on an account under the token of the lock that guards it, in a script. What was deposited before is not deposited again.
 ///
 /// # Errors
 /// [`DepositError::Stale`] if the lock is not held under this token; nothing has changed then. [`DepositError::Storage`] otherwise.
 pub async fn deposit(
     db: &mut MultiplexedConnection,
     lock: &str,
-    account: &str,
-    cents: i64,
+    payment: &Payment<'_>,
     token: Token,
 ) -> Result<(), DepositError> {
     let fenced = "if redis.call('FLOCK.CHECK', KEYS[1], ARGV[1]) == 0 then return 0 end
-                  redis.call('INCRBY', KEYS[2], ARGV[2])
-                  redis.call('RPUSH', KEYS[3], ARGV[2])
+                  if redis.call('HSETNX', KEYS[3], ARGV[2], ARGV[3]) == 1 then redis.call('INCRBY', KEYS[2], ARGV[3]) end
                   return 1";
+    let Payment { number, account, cents } = payment;
     let [cents_key, entries_key] = keys(account);
     let mut script = redis::cmd("EVAL");
-    script.arg(fenced).arg(3).arg(lock).arg(cents_key).arg(entries_key).arg(stored(token)).arg(cents);
+    script.arg(fenced).arg(3).arg(lock).arg(cents_key).arg(entries_key).arg(stored(token)).arg(number).arg(cents);
     match script.query_async(db).await? {
         0 => Err(DepositError::Stale { token }),
         _ => Ok(()),
@@ -56,21 +55,22 @@ pub async fn deposit(
 pub async fn deposit_in_transaction(
     db: &mut MultiplexedConnection,
     lock: &str,
-    account: &str,
-    cents: i64,
+    payment: &Payment<'_>,
     token: Token,
 ) -> Result<(), DepositError> {
+    let Payment { number, account, cents } = payment;
     let [cents_key, entries_key] = keys(account);
     loop {
-        redis::cmd("WATCH").arg(lock).exec_async(db).await?;
-        if !redis::cmd("FLOCK.CHECK").arg(lock).arg(stored(token)).query_async::<bool>(db).await? {
+        redis::cmd("WATCH").arg(lock).arg(&entries_key).exec_async(db).await?;
+        let is_held = redis::cmd("FLOCK.CHECK").arg(lock).arg(stored(token)).query_async::<bool>(db).await?;
+        if !is_held || redis::cmd("HEXISTS").arg(&entries_key).arg(number).query_async::<bool>(db).await? {
             redis::cmd("UNWATCH").exec_async(db).await?;
-            return Err(DepositError::Stale { token });
+            return if is_held { Ok(()) } else { Err(DepositError::Stale { token }) };
         }
         let mut write = redis::pipe();
-        write.atomic().cmd("INCRBY").arg(&cents_key).arg(cents).cmd("RPUSH").arg(&entries_key).arg(cents);
+        write.atomic().cmd("INCRBY").arg(&cents_key).arg(cents).cmd("HSET").arg(&entries_key).arg(number).arg(cents);
         match write.query_async(db).await? {
-            Value::Nil => {} // the lock's key was touched: by a renewal, or it is lost
+            Value::Nil => {} // a key was touched: the lock's by a renewal, or it is lost; or this payment was deposited just now
             _ => return Ok(()),
         }
     }

@@ -2,9 +2,10 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use fenced_storage::{DepositError, LOCK};
+use fenced_storage::{ACCOUNT, DepositError, LOCK, Payment};
 use flock_client::{Flock, Guard};
 use flock_tests::args;
 use flock_tests::resp::Protocol;
@@ -45,6 +46,12 @@ pub(crate) async fn stale_and_current(server: &Server, flock: &Flock) -> (Guard,
     let current = held(flock).await;
     assert!(stale.token() < current.token());
     (stale, current)
+}
+
+/// A payment of its own each time, with rising numbers.
+pub(crate) fn payment(cents: i64) -> Payment<'static> {
+    static NEXT: AtomicI64 = AtomicI64::new(1);
+    Payment { number: NEXT.fetch_add(1, Ordering::Relaxed), account: ACCOUNT, cents }
 }
 
 #[track_caller]

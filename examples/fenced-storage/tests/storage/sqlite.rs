@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fenced_storage::ACCOUNT;
 use fenced_storage::sqlite::{deposit, open};
 use flock_client::{Guard, Released};
 use rusqlite::{Connection, TransactionBehavior};
 
-use crate::scene::{assert_stale, held, on, paused_program_is_refused, stale_and_current, url};
+use crate::scene::{assert_stale, held, on, paused_program_is_refused, payment, stale_and_current, url};
 
 /// A folder with a database file, removed on drop.
 struct Folder(PathBuf);
@@ -36,7 +35,7 @@ impl Drop for Folder {
 /// The balance, the highest token, and what was entered in the book, in order.
 fn contents(db: &Connection) -> (i64, i64, Vec<i64>) {
     let account = db.query_row("SELECT cents, fence FROM accounts", [], |row| Ok((row.get(0)?, row.get(1)?)));
-    let mut entries = db.prepare("SELECT cents FROM entries ORDER BY id").unwrap();
+    let mut entries = db.prepare("SELECT cents FROM entries ORDER BY number").unwrap();
     let entries = entries.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
     let (cents, fence) = account.unwrap();
     (cents, fence, entries)
@@ -51,13 +50,28 @@ fn stale_holder_is_refused() {
     on(async |server, flock| {
         let mut db = open(":memory:").unwrap();
         let (stale, current) = stale_and_current(&server, &flock).await;
-        deposit(&mut db, ACCOUNT, 20, current.token()).unwrap();
+        deposit(&mut db, &payment(20), current.token()).unwrap();
         for _ in 0..2 {
-            assert_stale(deposit(&mut db, ACCOUNT, 1, stale.token()), &stale);
+            assert_stale(deposit(&mut db, &payment(1), stale.token()), &stale);
             assert_eq!(contents(&db), (20, fence(&current), vec![20]));
         }
-        deposit(&mut db, ACCOUNT, 300, current.token()).unwrap();
+        deposit(&mut db, &payment(300), current.token()).unwrap();
         assert_eq!(contents(&db), (320, fence(&current), vec![20, 300]));
+    });
+}
+
+#[test]
+fn payment_that_is_repeated_is_deposited_once() {
+    on(async |_server, flock| {
+        let mut db = open(":memory:").unwrap();
+        let (payment, guard) = (payment(20), held(&flock).await);
+        for _ in 0..2 {
+            deposit(&mut db, &payment, guard.token()).unwrap();
+        }
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        let next = held(&flock).await;
+        deposit(&mut db, &payment, next.token()).unwrap();
+        assert_eq!(contents(&db), (20, fence(&next), vec![20]));
     });
 }
 
@@ -69,7 +83,7 @@ fn several_writes_under_one_hold_are_accepted() {
         for _ in 0..2 {
             let guard = held(&flock).await;
             for _ in 0..3 {
-                deposit(&mut db, ACCOUNT, 5, guard.token()).unwrap();
+                deposit(&mut db, &payment(5), guard.token()).unwrap();
             }
             assert!(fence(&guard) > last);
             last = fence(&guard);
@@ -89,7 +103,7 @@ fn transactions_never_interleave() {
         let writing = a.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
         let token = current.token();
         let second = std::thread::spawn(move || {
-            let deposited = deposit(&mut b, ACCOUNT, 20, token);
+            let deposited = deposit(&mut b, &payment(20), token);
             (b, deposited)
         });
         flock_tests::wait::let_pass(std::time::Duration::from_millis(50));
@@ -97,7 +111,7 @@ fn transactions_never_interleave() {
         writing.commit().unwrap();
         let (b, deposited) = second.join().unwrap();
         deposited.unwrap();
-        assert_stale(deposit(&mut a, ACCOUNT, 1, stale.token()), &stale);
+        assert_stale(deposit(&mut a, &payment(1), stale.token()), &stale);
         assert_eq!(contents(&b), (20, fence(&current), vec![20]));
     });
 }
@@ -110,7 +124,7 @@ fn paused_holder_is_refused() {
         let (url, file, mut fenced) = (url(&server), folder.file(), 0);
         let args = [&url[..], file.to_str().unwrap()];
         paused_program_is_refused(&flock, env!("CARGO_BIN_EXE_fenced_sqlite"), &args, async |next| {
-            deposit(&mut db, ACCOUNT, 20, next.token()).unwrap();
+            deposit(&mut db, &payment(20), next.token()).unwrap();
             fenced = fence(next);
         })
         .await;

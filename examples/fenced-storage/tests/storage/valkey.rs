@@ -1,21 +1,23 @@
 //! Valkey itself: FLOCK.CHECK in a script, and before MULTI under WATCH.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fenced_storage::valkey::{connect, deposit, deposit_in_transaction};
-use fenced_storage::{ACCOUNT, DepositError, LOCK};
+use fenced_storage::{ACCOUNT, DepositError, LOCK, Payment};
 use flock_client::{Flock, Guard, Released, Token};
 use flock_tests::server::Server;
 use redis::AsyncTypedCommands;
 use redis::aio::MultiplexedConnection;
 
-use crate::scene::{assert_stale, held, on, paused_program_is_refused, revoke, stale_and_current, url};
+use crate::scene::{assert_stale, held, on, paused_program_is_refused, payment, revoke, stale_and_current, url};
 
 /// The balance, and what was entered in the book, in order.
 async fn contents(db: &mut MultiplexedConnection) -> (i64, Vec<i64>) {
     let cents = redis::cmd("GET").arg(format!("{ACCOUNT}:cents")).query_async::<Option<i64>>(db).await.unwrap();
-    let entries = redis::cmd("LRANGE").arg(format!("{ACCOUNT}:entries")).arg(0).arg(-1).query_async(db).await.unwrap();
-    (cents.unwrap_or(0), entries)
+    let entries = redis::cmd("HGETALL").arg(format!("{ACCOUNT}:entries")).query_async(db).await;
+    let entries: BTreeMap<i64, i64> = entries.unwrap();
+    (cents.unwrap_or(0), entries.into_values().collect())
 }
 
 /// In both ways.
@@ -25,10 +27,15 @@ enum Way {
     Transaction,
 }
 
-async fn deposit_by(way: Way, db: &mut MultiplexedConnection, cents: i64, token: Token) -> Result<(), DepositError> {
+async fn deposit_by(
+    way: Way,
+    db: &mut MultiplexedConnection,
+    payment: &Payment<'_>,
+    token: Token,
+) -> Result<(), DepositError> {
     match way {
-        Way::Script => deposit(db, LOCK, ACCOUNT, cents, token).await,
-        Way::Transaction => deposit_in_transaction(db, LOCK, ACCOUNT, cents, token).await,
+        Way::Script => deposit(db, LOCK, payment, token).await,
+        Way::Transaction => deposit_in_transaction(db, LOCK, payment, token).await,
     }
 }
 
@@ -44,10 +51,10 @@ fn stale_holder_is_refused() {
         let mut db = connect(&url(&server)).await.unwrap();
         let (stale, current) = stale_and_current(&server, &flock).await;
         // Even before the current holder has written.
-        assert_stale(deposit_by(way, &mut db, 1, stale.token()).await, &stale);
-        deposit_by(way, &mut db, 20, current.token()).await.unwrap();
-        assert_stale(deposit_by(way, &mut db, 1, stale.token()).await, &stale);
-        deposit_by(way, &mut db, 300, current.token()).await.unwrap();
+        assert_stale(deposit_by(way, &mut db, &payment(1), stale.token()).await, &stale);
+        deposit_by(way, &mut db, &payment(20), current.token()).await.unwrap();
+        assert_stale(deposit_by(way, &mut db, &payment(1), stale.token()).await, &stale);
+        deposit_by(way, &mut db, &payment(300), current.token()).await.unwrap();
         assert_eq!(contents(&mut db).await, (320, vec![20, 300]));
     });
 }
@@ -59,9 +66,23 @@ fn holder_that_gave_back_is_refused() {
         let guard = held(&flock).await;
         let token = guard.token();
         assert_eq!(guard.release().await.unwrap(), Released::Released);
-        let refused = deposit_by(way, &mut db, 1, token).await;
+        let refused = deposit_by(way, &mut db, &payment(1), token).await;
         assert!(matches!(refused, Err(DepositError::Stale { .. })), "{refused:?}");
         assert_eq!(contents(&mut db).await, (0, vec![]));
+    });
+}
+
+#[test]
+fn payment_that_is_repeated_is_deposited_once() {
+    both_ways(async |way, server, flock| {
+        let mut db = connect(&url(&server)).await.unwrap();
+        let (payment, guard) = (payment(20), held(&flock).await);
+        for _ in 0..2 {
+            deposit_by(way, &mut db, &payment, guard.token()).await.unwrap();
+        }
+        // The connection watches nothing any more: the next transaction is carried out, whatever is touched.
+        deposit_by(way, &mut db, &self::payment(3), guard.token()).await.unwrap();
+        assert_eq!(contents(&mut db).await, (23, vec![20, 3]));
     });
 }
 
@@ -72,7 +93,7 @@ fn several_writes_under_one_hold_are_accepted() {
         for _ in 0..2 {
             let guard = held(&flock).await;
             for _ in 0..3 {
-                deposit_by(way, &mut db, 5, guard.token()).await.unwrap();
+                deposit_by(way, &mut db, &payment(5), guard.token()).await.unwrap();
             }
             assert_eq!(guard.release().await.unwrap(), Released::Released);
         }
@@ -89,7 +110,7 @@ fn writes_go_on_while_the_lease_is_renewed() {
         let token = guard.token();
         let writing = async {
             for _ in 0..300 {
-                deposit_in_transaction(&mut db, LOCK, ACCOUNT, 1, token).await.unwrap();
+                deposit_in_transaction(&mut db, LOCK, &payment(1), token).await.unwrap();
             }
         };
         let renewing = async {
@@ -113,7 +134,8 @@ fn nothing_is_written_once_the_hold_has_ended() {
             let guard = held(&flock).await;
             let (mut db, token) = (connect(&url(&server)).await.unwrap(), guard.token());
             let before = contents(&mut admin).await.0;
-            let writing = tokio::spawn(async move { while deposit_by(way, &mut db, 1, token).await.is_ok() {} });
+            let writing =
+                tokio::spawn(async move { while deposit_by(way, &mut db, &payment(1), token).await.is_ok() {} });
             while contents(&mut admin).await.0 == before {}
             // In the middle of a deposit, most likely: what is the balance in the instant in which the hold ends?
             let mut ending = redis::pipe();
