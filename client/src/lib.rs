@@ -8,24 +8,27 @@
 //! # async fn write_order(_token: flock_client::Token) -> std::io::Result<()> { Ok(()) }
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let flock = Flock::connect("valkey://127.0.0.1:6379").await?; // cheap to clone
-//!
-//! // Waits in the server's queue for up to 3 s; renewed in the background from then on.
-//! let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).await?;
-//! write_order(guard.token()).await?; // stores the token, then reads and writes; a token lower than the last is refused there
-//! // After the commit. Whatever comes here, the work is done: an error is no reason to do it again. (Dropping the guard releases too,
-//! // in the background.)
-//! match guard.release().await {
-//!     Ok(Released::Released) => {}
-//!     Ok(Released::AlreadyLost) => {} // others may have come in between: the storage has refused what came after them
-//!     Err(error) => eprintln!("goes on in the background: {error}"),
-//! }
-//!
-//! // Or: released after the work, and the work is cancelled if the lock is lost. Two errors: the lock's, and then the work's.
-//! flock.lock("order:1001").wait(Duration::from_secs(3)).run(|token| write_order(token)).await??;
-//!
-//! flock.shutdown(Duration::from_secs(5)).await?; // before main returns
-//! # Ok(())
+//! let outcome = serve(&flock).await;
+//! flock.shutdown(Duration::from_secs(5)).await?; // before main returns, however it went
+//! # outcome
 //! # }
+//!
+//! async fn serve(flock: &Flock) -> Result<(), Box<dyn std::error::Error>> {
+//!     // Waits in the server's queue for up to 3 s; renewed in the background from then on.
+//!     let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).await?;
+//!     write_order(guard.token()).await?; // stores the token, then reads and writes; a token lower than the last is refused there
+//!     // After the commit. Whatever comes here, the work is done: an error is no reason to do it again. (Whatever drops the guard, a `?`
+//!     // or a panic, releases too, in the background.)
+//!     match guard.release().await {
+//!         Ok(Released::Released) => {}
+//!         Ok(Released::AlreadyLost) => {} // others may have come in between: the storage has refused what came after them
+//!         Err(error) => eprintln!("goes on in the background: {error:?}"),
+//!     }
+//!
+//!     // Or: released after the work, and the work is cancelled if the lock is lost. Two errors: the lock's, and then the work's.
+//!     flock.lock("order:1001").wait(Duration::from_secs(3)).run(|token| write_order(token)).await??;
+//!     Ok(())
+//! }
 //! ```
 //!
 //! # What it can do
@@ -38,7 +41,8 @@
 //! | acquire again what the same owner holds | [`Lock::reentrant`] |
 //! | have the grant on replicas before it counts | [`Lock::acknowledged_by`] |
 //! | have the lock end soon after its process | [`Lock::session`] |
-//! | cancel work whose lock is lost | [`Lock::run`], [`Guard::watch`], [`Guard::lost`] |
+//! | cancel work whose lock is lost; hear of a loss | [`Lock::run`], [`Guard::watch`]; [`Guard::lost`], [`Flock::events`] |
+//! | test what uses it, without a server | `flock_client::testing::Server`, with the feature `testing` |
 //! | reach the server | by TCP, by a Unix socket, by TLS with the feature `tls`; by Sentinel; as a cluster |
 //!
 //! # How to use it
@@ -46,12 +50,16 @@
 //! * **One client for a process**, cloned to wherever it is needed, and shut down before `main` returns, on errors too. A shutdown does not
 //!   wait for work: what is still held is lost and given back, and work under it is cancelled. End or await your own tasks first.
 //! * **A lease for the worst case.** It is renewed at a third, so its length says two things only: how long others wait after this process
-//!   has died, and how long an outage the hold survives (about two thirds of it).
-//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant. Unless set otherwise a lease is 30 s, and a try,
-//!   a renewal or a release takes 5 s at most.
+//!   has died, and how long an outage the hold survives (about two thirds of it; in its first tenth of a second, until it is confirmed, no
+//!   more than [`Builder::claim`]).
+//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant. Unless set otherwise a lease is 30 s, and
+//!   connecting, a try, a renewal or a release takes 5 s at most, which is what they take while the server is silent.
 //! * **The token before the first read, and with every write.** The storage refuses a token lower than the highest it has seen, and it has
 //!   seen yours only when you have told it: store the token first, or in the transaction that reads, with the row locked. Otherwise a late
 //!   write of the holder before you is accepted after you have read. Each of several locks has its own token, for what that lock guards.
+//! * **A number for each piece of work**, the same each time it is tried (an order's, never the token), to see by it whether the work was
+//!   done: in the storage, in the transaction that writes. Whatever cannot refuse a token, as a gateway or a mail, gets it as idempotency
+//!   key, and may be called twice: just before, look at [`Guard::is_valid`]. A lock says *not at the same time*, and never *once*.
 //! * **The work under [`Lock::run`] or [`Guard::watch`]**, or with a look at [`Guard::is_valid`] before each step.
 //! * **Commit, then release**, and look at the answer: [`Released::AlreadyLost`] says that others may have come in between.
 //! * **Futures are awaited or dropped.** One that is neither, as an arm that a loop keeps and does not poll, holds its place or its lock.
@@ -59,11 +67,14 @@
 //! | outcome | means | then |
 //! |---|---|---|
 //! | [`AcquireError::TimedOut`], `None` of a try | others held it, or came first, when the server last answered | later, or not at all |
-//! | [`AcquireError::Unavailable`] | no answer in time; nothing is held | later |
+//! | [`AcquireError::Unavailable`], [`NotDurable`](AcquireError::NotDurable), [`Lost`](AcquireError::Lost) | no answer in time, or not all that was asked for; nothing is held | later |
+//! | [`AcquireError::Server`], [`HoldError::Server`], [`ConnectError::Server`] | the server has refused: a permission, a password, a key of another type, a limit | if it is retryable, later; or else mend it |
+//! | [`AcquireError::Config`] and others of that name | it makes no sense; nothing was sent | mend it |
 //! | [`HoldError::Unknown`] of a release | no answer in time | nothing: the work is done, and the release goes on in the background |
 //! | [`HoldError::Unknown`] of a renewal, a conversion | it may have happened | the same call again |
 //! | [`HoldError::Refused`] of an upgrade | others share the lock, or the server was just promoted | release it, then wait for it exclusively; do not loop: two who both upgrade refuse each other for ever |
-//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; the outcome is unknown until this: acquire anew, *store the new token first* (from then on nothing under the old one is accepted), and only then look whether the work was done, by an idempotency key that is stored in the transaction that writes |
+//! | [`RunError::Lost`], [`HoldError::Lost`], [`Guard::lost`] | others may hold it by now | stop; the outcome is unknown until this: acquire anew, *store the new token first* (from then on nothing under the old one is accepted), and only then look whether the work was done, by its number |
+//! | [`Released::AlreadyLost`] | others may have come between the work and the release | nothing, if the storage checks tokens; or else as a loss |
 //! | the storage refuses the token | a later holder was there | as a loss; if it refuses a new one too, see [`Lock::floor`] |
 //! | [`AcquireError::ShutDown`] | the client has ended | leave it to another process |
 //!
@@ -101,12 +112,13 @@
 //! * **Tokens fence exclusive holds.** Of those who share a lock each has a token, and they are there together: do not compare them among
 //!   each other, or the storage refuses the one that came first. So what was read while shared is not fenced: after an upgrade store the
 //!   new [`Guard::token`], and *read again* before you write.
-//! * **Under one token your own late requests are not refused.** A write that got no answer is repeated with its idempotency key, never
-//!   replaced by another.
+//! * **Under one token your own late requests are not refused.** A write that got no answer is repeated with its number, never replaced by
+//!   another.
 //! * **A failover can grant twice.** Valkey replicates asynchronously: what the old primary granted last may be unknown to the new one.
 //!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
 //!   that may be promoted acknowledges.
-//! * **A killed process gives nothing back.** Its locks are free when their leases are over.
+//! * **A killed process gives nothing back.** Its locks are free when their leases are over. One that panics and unwinds gives back at once,
+//!   and the next holder meets what was half done.
 //! * **Servers are reached directly**: one, one that Sentinel finds, or the nodes of a cluster (see [`Flock::connect`]). A connection
 //!   pooler in between would mix up whose connection is whose.
 //! * **A cluster is several servers.** Several locks at once are acquired one after the other, as ever; tokens rise for each lock, and
