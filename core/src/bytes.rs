@@ -110,6 +110,8 @@ impl<const N: usize> fmt::Debug for Bytes<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
+    use core::hash::{Hash, Hasher};
 
     #[test]
     fn short_strings_stay_inline_and_long_ones_move_to_the_heap() {
@@ -126,5 +128,34 @@ mod tests {
         assert_eq!(Bytes::<2>::new(b"ab"), Bytes::<2>::new(b"ab"));
         assert!(Bytes::<2>::new(b"abc") > Bytes::<2>::new(b"ab"));
         assert!(Bytes::<2>::new(b"abc") < Bytes::<2>::new(b"b"));
+    }
+
+    /// As [`core::borrow::Borrow`] demands.
+    #[test]
+    fn hash_is_that_of_the_slice() {
+        #[derive(Default, PartialEq, Debug)]
+        struct Written(Vec<u8>);
+        impl Hasher for Written {
+            fn finish(&self) -> u64 {
+                0
+            }
+            fn write(&mut self, bytes: &[u8]) {
+                self.0.extend(bytes);
+            }
+        }
+        let written = |value: &dyn Fn(&mut Written)| {
+            let mut written = Written::default();
+            value(&mut written);
+            written
+        };
+        for text in [&b""[..], b"ab", b"abc"] {
+            let bytes = Bytes::<2>::new(text);
+            assert_eq!(written(&|hasher| bytes.hash(hasher)), written(&|hasher| text.hash(hasher)));
+        }
+    }
+
+    #[test]
+    fn shown_as_text_whatever_the_bytes_are() {
+        assert_eq!(alloc::format!("{:?}", Bytes::<2>::new(b"a\"\0")), "\"a\\\"\\x00\"");
     }
 }

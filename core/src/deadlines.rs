@@ -398,6 +398,20 @@ mod tests {
     }
 
     #[test]
+    fn removing_the_last_entry_keeps_all_others() {
+        let mut deadlines = Deadlines::default();
+        for number in 0..10_000 {
+            deadlines.set(number, Time::from_us(u64::from(number) << STEP_SHIFT), Time::ZERO);
+        }
+        assert!(deadlines.heap_bytes() > KEPT_BYTES && !deadlines.is_empty());
+        for number in (1..10_000).rev() {
+            deadlines.remove(number);
+            assert_eq!(deadlines.len(), number as usize);
+        }
+        assert_eq!(deadlines.first(), Some((Time::ZERO, 0)));
+    }
+
+    #[test]
     fn memory_is_given_back() {
         let mut deadlines = Deadlines::default();
         for number in 0..10_000 {
