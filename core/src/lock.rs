@@ -625,6 +625,42 @@ mod tests {
     }
 
     #[test]
+    fn end_of_an_older_hold_of_an_owner_leaves_it_the_newer() {
+        let mut lock = Lock::default();
+        for number in 1..=3 {
+            let owner: &[u8] = if number == 2 { b"other" } else { b"o" };
+            lock.apply(&grant(number, owner, Mode::Shared, Terms::default()), NOW);
+        }
+        lock.apply(&Change::End { token: Some(token(1)) }, NOW);
+        assert_eq!(lock.held_by(b"o").map(|hold| hold.token), Some(token(3)));
+        lock.apply(&Change::End { token: Some(token(3)) }, NOW);
+        assert!(lock.held_by(b"o").is_none() && lock.held_by(b"other").is_some());
+    }
+
+    #[test]
+    fn renewal_of_another_hold_renews_nothing() {
+        let mut lock = Lock::default();
+        lock.apply(&grant(1, b"a", Mode::Exclusive, Terms::default()), NOW);
+        let lease = Millis(5000);
+        lock.apply(&Change::Renew { token: token(2), lease, deadline: None }, NOW);
+        assert_eq!(lock.get(token(1)).map(Hold::lease), Some(LEASE));
+        lock.apply(&Change::Renew { token: token(1), lease, deadline: None }, NOW);
+        assert_eq!(lock.get(token(1)).map(Hold::lease), Some(lease));
+    }
+
+    #[test]
+    fn loaded_leases_begin_when_everything_is_loaded() {
+        let at = |ms: u64| Time::from_us(ms * 1000);
+        let mut lock = Lock::default();
+        lock.apply(&grant(1, b"new", Mode::Shared, Terms::default()), NOW);
+        lock.apply(&grant(2, b"loaded", Mode::Shared, Terms::default()), Start::AfterLoading);
+        lock.start(at(700));
+        let held = |number| lock.get(token(number)).map(|hold| (hold.granted(), hold.deadline()));
+        assert_eq!(held(1), Some((Time::ZERO, at(1000))));
+        assert_eq!(held(2), Some((at(700), at(1700))));
+    }
+
+    #[test]
     fn confirmed_claim_leaves_nothing_behind() {
         let mut lock = Lock::default();
         let claim = Terms { claim: Some(Millis(100)), ..Terms::default() };

@@ -99,6 +99,7 @@ impl fmt::Debug for Name {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::BTreeSet;
 
     #[test]
     fn a_name_is_its_database_and_its_key_in_either_form() {
@@ -111,5 +112,16 @@ mod tests {
             name.move_to(8);
             assert!(name > Name::new(7, &key));
         }
+    }
+
+    #[test]
+    fn names_are_equal_if_both_parts_are() {
+        let name = Name::new(7, b"k");
+        assert_eq!(name, Name::new(7, b"k"));
+        assert_ne!(name, Name::new(8, b"k"));
+        assert_ne!(name, Name::new(7, b"j"));
+        let names = BTreeSet::from([name.clone(), Name::new(8, b"k"), Name::new(7, b"j"), Name::new(7, b"k")]);
+        assert_eq!(names.len(), 3);
+        assert_eq!(alloc::format!("{name:?}"), "7:\"k\"");
     }
 }

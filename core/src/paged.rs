@@ -213,6 +213,20 @@ mod tests {
     }
 
     #[test]
+    fn going_to_and_fro_across_the_end_of_a_page_takes_no_more_memory() {
+        let mut pages = Pages::default();
+        for n in 0..PAGE {
+            pages.push(n);
+        }
+        for _ in 0..10 {
+            pages.push(PAGE);
+            assert_eq!(pages.heap_bytes(), 2 * PAGE * size_of::<usize>());
+            assert_eq!(pages.pop(), Some(PAGE));
+        }
+        assert_eq!(pages.iter().copied().collect::<Vec<_>>(), (0..PAGE).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn a_removed_number_is_used_again_and_the_others_stay() {
         let mut slab = Slab::default();
         let a = slab.insert("a").unwrap();
