@@ -9,8 +9,8 @@ use flock_core::request::ReleaseScope;
 use flock_core::table::Caller;
 use flock_core::token::WallClock;
 use flock_core::{
-    Acquire, Acquired, Change, Deaf, Effects, Grant, Limits, LockId, Millis, Mode, Owner, Place, Refusal, Release,
-    Revoke, Table, Time, Token, Wait,
+    Acquire, Acquired, Change, Deaf, Effects, Grant, Limits, LockId, Millis, Mode, Name, Owner, Place, Refusal,
+    Release, Revoke, Table, Time, Token, Wait,
 };
 
 const LEASE: Millis = Millis(1000);
@@ -90,6 +90,26 @@ fn deadlines_of_locks_that_are_free_do_not_pile_up_while_one_is_held() {
 }
 
 #[test]
+fn locks_that_come_and_go_take_no_deadline_from_those_that_stay() {
+    let mut table = started();
+    let kept: Vec<_> = (0..2000_u32).map(|number| [b"kept", &number.to_be_bytes()[..]].concat()).collect();
+    let kept: Vec<_> = kept.iter().map(|key| (key, granted(&mut table, key, b"o"))).collect();
+    for number in 0..20_000_u32 {
+        let key = number.to_be_bytes();
+        let lock = granted(&mut table, &key, b"o");
+        release(&mut table, &key, b"o", lock);
+    }
+    assert_eq!(table.held(), kept.len());
+    for (key, lock) in kept {
+        let next = table.next_deadline().expect("something is held");
+        assert!(next > at(998) && next < at(1002), "{next:?}");
+        release(&mut table, key, b"o", lock);
+    }
+    assert_eq!(table.held(), 0);
+    assert_eq!(table.next_deadline(), None, "what is free has no deadline");
+}
+
+#[test]
 fn replica_forgets_the_deadline_of_a_lock_that_is_free() {
     let mut replica = Table::new(Limits::DEFAULT);
     let token = Token::MIN;
@@ -165,6 +185,64 @@ fn connections_matter_only_where_a_hold_is_bound_to_one() {
     assert!(table.has_sessions());
     release(&mut table, b"l", b"o", lock);
     assert!(!table.has_sessions());
+}
+
+#[test]
+fn name_of_some_lock_is_that_of_one_that_is_held_or_waited_for() {
+    let mut table = started();
+    assert!(table.any_name().is_none());
+    let lock = granted(&mut table, b"held", b"o");
+    assert_eq!(table.any_name().map(Name::key), Some(&b"held"[..]));
+    release(&mut table, b"held", b"o", lock);
+    assert!(table.any_name().is_none());
+    // Nothing is granted for a while, so somebody waits though nobody holds.
+    let _mark = table.promoted(at(2), WallClock::from_unix_us(0), LEASE);
+    assert_eq!(table.grace_until(), Some(at(2).after(LEASE)));
+    let wait = Acquire { wait: Wait::Block(None), ..Acquire::new(b"waited for", b"p", LEASE) };
+    let caller = Caller { blocked: 7, client: None };
+    let queued = table.acquire(at(3), place(b"waited for", None), &wait, caller, &mut Deaf);
+    assert!(matches!(queued.answer, Ok(Acquired::Queued { .. })), "{:?}", queued.answer);
+    assert_eq!(table.any_name().map(Name::key), Some(&b"waited for"[..]));
+}
+
+/// RENAME and MOVE carry a value along, an ended one too, before it is deleted.
+#[test]
+fn ended_lock_that_was_carried_elsewhere_is_granted_under_its_new_name() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let request = Release { key: b"k", owner: b"o", token: None, scope: ReleaseScope::Plain };
+    drop(table.release(at(1), place(b"k", Some(lock)), &request, &mut Deaf));
+    assert_eq!(table.name(lock).map(Name::key), Some(&b"k"[..]));
+    let moved = Acquire::new(b"moved", b"p", LEASE);
+    let decision = table.acquire(at(2), place(b"moved", Some(lock)), &moved, Caller::default(), &mut Deaf);
+    assert!(matches!(decision.answer, Ok(Acquired::Granted(_))), "{:?}", decision.answer);
+    assert_eq!(table.name(lock).map(Name::key), Some(&b"moved"[..]));
+}
+
+#[test]
+fn waiters_take_memory_and_give_it_back() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let before = table.heap_bytes();
+    let owners: Vec<_> = (0..5000_u32).map(u32::to_be_bytes).collect();
+    for (blocked, owner) in (1..).zip(&owners) {
+        let wait = Acquire { wait: Wait::Block(None), ..Acquire::new(b"k", owner, LEASE) };
+        let caller = Caller { blocked, client: None };
+        drop(table.acquire(Time::ZERO, place(b"k", Some(lock)), &wait, caller, &mut Deaf));
+    }
+    let full = table.heap_bytes() - before;
+    assert!(full > owners.len() * 50 && full < owners.len() * 500, "{full}");
+}
+
+/// A message that nobody hears grants to somebody who does not know.
+#[test]
+fn waiter_whose_channel_nobody_hears_is_not_granted() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let wait = Acquire { wait: Wait::Queue(LEASE), channel: Some(b"c"), ..Acquire::new(b"k", b"p", LEASE) };
+    drop(table.acquire(Time::ZERO, place(b"k", Some(lock)), &wait, Caller::default(), &mut Deaf));
+    release(&mut table, b"k", b"o", lock);
+    assert_eq!(table.held(), 0);
 }
 
 #[test]
