@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`generator`] | batches of commands made beforehand, and the connection that sends them |
+//! | [`line`](mod@line) | a lock that is handed on: its holder, and those who wait |
 //! | [`names`] | random keys and owners of a given length |
 //! | [`scheme`] | ways to take a lock and to give it back: FLOCK's, and what a user would write instead |
 //! | [`redisson`] | Redisson's locks, as scripts |
@@ -19,6 +20,7 @@
 
 pub mod check;
 pub mod generator;
+pub mod line;
 pub mod measure;
 pub mod names;
 pub mod redisson;

@@ -4,9 +4,10 @@
 //! slows the machine down slows down both. The median over the rounds is the figure; the quartiles beside it say how sure it is.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flock_tests::cpu::main_thread_cpu;
+use flock_tests::resp::Conn;
 use flock_tests::server::Server;
 use flock_tests::wait::wait_for;
 
@@ -47,6 +48,13 @@ pub fn cpu_ns_each(server: &Server, times: usize, work: impl FnOnce()) -> f64 {
     work();
     let used = settled_cpu(server) - before;
     used.as_secs_f64() * 1e9 / times as f64
+}
+
+/// A PING and its answer: what times are compared with.
+pub fn round_trip(conn: &mut Conn) -> Duration {
+    let start = Instant::now();
+    conn.cmd(&["PING"]);
+    start.elapsed()
 }
 
 /// Runs every contestant once a round, in another order each time, and returns what each measured, round by round. The first round is a

@@ -8,9 +8,9 @@ use flock_tests::resp::Protocol;
 use flock_tests::server::{Generation, Server};
 use flock_tests::wait::poll;
 
-use super::handoff::{Blocked, Queued};
 use super::{builder, settle, wait_until_rehashed};
 use crate::generator::{Answer, Batch, Pipe};
+use crate::line::{Blocked, Queued};
 use crate::measure::Summary;
 use crate::names::{self, KEY_BYTES, OWNER_BYTES};
 use crate::report::{Report, Unit};
