@@ -1,7 +1,7 @@
 #!/bin/sh
 # FLOCK beside other lock systems: fetches the peers into target/tools/peers, starts those that are servers, runs the bench.
 #
-#   scripts/bench-peers.sh [contention] [cost] [readers] [load] [scale] [chaos] [plots]        all of them if none is named
+#   scripts/bench-peers.sh [contention] [cost] [readers] [handoff] [load] [scale] [chaos] [plots]        all of them if none is named
 #
 # Needs what `make setup build` makes. Crates come by cargo; redis-py by pip, if there is python3; ioredis and node-redlock by npm, if
 # there is node; etcd from Debian, if its package is known; PostgreSQL by scripts/setup.sh. What cannot be had is skipped, with the reason.

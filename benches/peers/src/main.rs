@@ -9,16 +9,18 @@ mod chaos;
 mod contention;
 mod cost;
 mod data;
+mod handoff;
 mod load;
 mod peers;
 mod plots;
 mod readers;
 mod scale;
 
-const GROUPS: [(&str, fn()); 7] = [
+const GROUPS: [(&str, fn()); 8] = [
     ("contention", contention::run),
     ("cost", cost::run),
     ("readers", readers::run),
+    ("handoff", handoff::run),
     ("load", load::run),
     ("scale", scale::run),
     ("chaos", chaos::run),

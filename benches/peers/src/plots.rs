@@ -64,6 +64,19 @@ fn draw_all() -> Result<(), Box<dyn Error>> {
     }
     log_log("load", "Offered load: time of an operation", "thousand operations per second", "ms", &waits)?;
 
+    let handoff = read("handoff");
+    let handoff: Vec<&Row> = handoff.iter().filter(|row| row.text("scheme") != "PING").collect();
+    let by = |column| lines(&handoff, "scheme", move |row| (row.number("waiters"), row.number(column)));
+    let (time, cost) = (by("median_pings"), by("cpu_us"));
+    log_log(
+        "handoff-time",
+        "Handoff: from the release until the next holder knows",
+        "waiters",
+        "round trips of PING",
+        &time,
+    )?;
+    log_log("handoff-cost", "Handoff: processor time of the server", "waiters", "us", &cost)?;
+
     let cost = read("cost");
     let cost: Vec<&Row> =
         cost.iter().filter(|row| row.text("pipeline") == "64" && row.text("server").starts_with("no file")).collect();
