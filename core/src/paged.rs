@@ -229,7 +229,9 @@ mod tests {
     #[test]
     fn a_removed_number_is_used_again_and_the_others_stay() {
         let mut slab = Slab::default();
+        assert!(slab.is_empty());
         let a = slab.insert("a").unwrap();
+        assert!(!slab.is_empty());
         let b = slab.insert("b").unwrap();
         assert_eq!(slab.remove(a), Some("a"));
         assert_eq!(slab.remove(a), None);
