@@ -154,11 +154,16 @@ impl Deadlines {
     }
 
     /// What was overdue for days is due now: no order is lost among the others, so the heap stays one.
+    #[inline]
     fn bring_forward(&mut self, now: Time) {
         let due = step_before(now);
-        if due <= self.first_step.saturating_add(OVERDUE_MAX_STEPS) {
-            return;
+        if due > self.first_step.saturating_add(OVERDUE_MAX_STEPS) {
+            self.bring_all_forward(due);
         }
+    }
+
+    #[cold]
+    fn bring_all_forward(&mut self, due: u64) {
         let first = low(self.first_step);
         for place in 0..self.heap.len() {
             if let Some(entry) = self.heap.get_mut(place) {

@@ -451,7 +451,7 @@ impl Lock {
                     hold.edit_terms(|terms| terms.converted_from = Some(*old));
                 }
             }),
-            Change::End { token: Some(token) } => drop(self.take(*token)),
+            Change::End { token: Some(token) } => self.end(*token),
             Change::End { token: None } => self.0 = Holders::None,
             Change::Ids { token, id, joined } => self.edit(*token, |hold| {
                 hold.edit_terms(|terms| {
@@ -531,20 +531,16 @@ impl Lock {
         }
     }
 
-    fn take(&mut self, token: Token) -> Option<Hold> {
+    fn end(&mut self, token: Token) {
         match &mut self.0 {
-            Holders::One(hold) if hold.token == token => match core::mem::take(&mut self.0) {
-                Holders::One(hold) => Some(hold),
-                Holders::None | Holders::Many(_) => None,
-            },
+            Holders::One(hold) if hold.token == token => self.0 = Holders::None,
             Holders::Many(many) => {
-                let hold = many.remove(token);
+                many.remove(token);
                 if many.by_token.is_empty() {
                     self.0 = Holders::None;
                 }
-                hold
             }
-            _ => None,
+            _ => {}
         }
     }
 

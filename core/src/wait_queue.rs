@@ -119,14 +119,21 @@ impl Queues {
 
     /// The queue attached to a lock.
     #[must_use]
+    #[inline]
     pub fn of_lock(&self, lock: LockId) -> Option<QueueId> {
         if self.by_lock.is_empty() { None } else { self.by_lock.get(&lock).copied() }
     }
 
     /// The queue that waits under a name whose lock is not held.
     #[must_use]
+    #[inline]
     pub fn of_name(&self, db: u16, key: &[u8]) -> Option<QueueId> {
-        if self.unheld.is_empty() { None } else { self.unheld.get(&Name::new(db, key)).copied() }
+        if self.unheld.is_empty() { None } else { self.find_unheld(db, key) }
+    }
+
+    #[inline(never)]
+    fn find_unheld(&self, db: u16, key: &[u8]) -> Option<QueueId> {
+        self.unheld.get(&Name::new(db, key)).copied()
     }
 
     /// How many wait in this queue.
@@ -170,7 +177,13 @@ impl Queues {
     }
 
     /// The lock is gone: its queue, if any, waits under its name. Returns the name if somebody waits.
+    #[inline]
     pub fn detach(&mut self, lock: LockId) -> Option<Name> {
+        if self.by_lock.is_empty() { None } else { self.detach_from(lock) }
+    }
+
+    #[inline(never)]
+    fn detach_from(&mut self, lock: LockId) -> Option<Name> {
         let queue = self.by_lock.remove(&lock)?;
         let entry = self.queues.get_mut(queue.0)?;
         entry.lock = None;

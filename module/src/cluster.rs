@@ -85,9 +85,16 @@ pub(crate) fn is_exporting() -> bool {
 }
 
 /// A command for this key got here, so its slot is this node's, or on its way.
+#[inline]
 pub(crate) fn meet(ctx: &Ctx<'_>, key: ServerStr<'_>) {
-    if IS_ON.load(Ordering::Relaxed)
-        && let Some(slot) = ctx.key_slot(key).and_then(|slot| usize::try_from(slot).ok())
+    if IS_ON.load(Ordering::Relaxed) {
+        meet_slot_of(ctx, key);
+    }
+}
+
+#[inline(never)]
+fn meet_slot_of(ctx: &Ctx<'_>, key: ServerStr<'_>) {
+    if let Some(slot) = ctx.key_slot(key).and_then(|slot| usize::try_from(slot).ok())
         && SLOTS.with(|known| known.insert(slot)) == Some(true)
     {
         take_over();

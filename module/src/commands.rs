@@ -43,13 +43,19 @@ pub(crate) fn register(ctx: &Ctx<'_>) -> Result<(), String> {
 }
 
 /// The way in for every command.
+#[inline]
 pub(crate) fn dispatch(index: usize, ctx: &Ctx<'_>, args: Args<'_>) {
     let Some((_, handler)) = HANDLERS.get(index) else {
         return;
     };
     if let Err(error) = handler(ctx, args) {
-        reply::error(ctx, error.to_string().as_bytes());
+        refuse(ctx, &error);
     }
+}
+
+#[cold]
+fn refuse(ctx: &Ctx<'_>, error: &WireError) {
+    reply::error(ctx, error.to_string().as_bytes());
 }
 
 fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
@@ -180,24 +186,33 @@ impl<'a> Target<'a> {
 
 /// The request that a command's arguments make.
 pub(crate) fn parse<'a, C: Command<'a>>(args: Args<'a>) -> Result<C, WireError> {
-    let limits = with_table(|table| *table.limits()).ok_or(REENTERED)?;
-    C::parse(args.iter_from(1), &limits)
+    with_table(|table| C::parse(args.iter_from(1), table.limits())).unwrap_or(Err(REENTERED))
 }
 
 /// What CHANNEL, SESSION, BLOCK and FLOOR need before the decision.
 fn prepare(ctx: &Ctx<'_>, target: &Target<'_>, request: &mut Acquire<'_>) -> Result<(), WireError> {
-    may_speak_on(ctx, target, request)?;
-    may_bind(ctx, request)?;
-    let Some(floor) = request.floor else { return Ok(()) };
+    if let Some(channel) = request.channel {
+        may_speak_on(ctx, target, channel)?;
+    }
+    if request.session.is_some() || request.wait != Wait::No {
+        may_bind(ctx, request)?;
+    }
+    match request.floor {
+        Some(floor) => raise(ctx, floor),
+        None => Ok(()),
+    }
+}
+
+#[inline(never)]
+fn raise(ctx: &Ctx<'_>, floor: u64) -> Result<(), WireError> {
     let raised = with_table(|table| table.floor(floor, state::wall_clock())).ok_or(REENTERED)?;
-    Shell::in_command(ctx).perform_keyless(raised)?;
-    Ok(())
+    Ok(Shell::in_command(ctx).perform_keyless(raised)?)
 }
 
 /// The server publishes on the channel in the user's name, so the user must have the permission. In cluster mode messages stay within
 /// the shard, so the channel must be in the key's slot.
-fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Result<(), WireError> {
-    let Some(channel) = request.channel else { return Ok(()) };
+#[inline(never)]
+fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, channel: &[u8]) -> Result<(), WireError> {
     let channel = ServerString::new(channel);
     if ctx.flags().is_cluster() && ctx.key_slot(channel.as_str()) != ctx.key_slot(target.name) {
         return Err(WireError::fixed(
@@ -213,6 +228,7 @@ fn may_speak_on(ctx: &Ctx<'_>, target: &Target<'_>, request: &Acquire<'_>) -> Re
 }
 
 /// What ties a request to its connection needs one that can bear it.
+#[inline(never)]
 fn may_bind(ctx: &Ctx<'_>, request: &mut Acquire<'_>) -> Result<(), WireError> {
     if request.session.is_some() && (ctx.flags().in_script() || ctx.connection().is_none()) {
         return Err(WireError::fixed(

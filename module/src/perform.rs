@@ -118,17 +118,13 @@ impl<'a> Shell<'a> {
                 let is_new = matches!(outcome, WaitOutcome::Granted(token) if self.granted.get() == Some(*token));
                 blocking::finish(*blocked, *outcome, lock.filter(|_| is_new));
             }
-            Effect::Tell { channel, name, owner, notice } => with_buffer(|buffer| {
-                OwnerMessage { notice: *notice, key: name.key(), owner }.encode(buffer);
-                self.publish(ServerString::new(channel).as_str(), buffer);
-            }),
+            Effect::Tell { channel, name, owner, notice } => {
+                self.tell(channel, OwnerMessage { notice: *notice, key: name.key(), owner });
+            }
             Effect::Announce { ended, token, handed_to } => {
                 let Some(name) = name else { return };
                 if config::RELEASE_NOTIFICATIONS.get() {
-                    with_buffer(|buffer| {
-                        Announcement { ended: *ended, token: *token, handed_to: *handed_to }.encode(buffer);
-                        self.publish(name, buffer);
-                    });
+                    self.announce(name, Announcement { ended: *ended, token: *token, handed_to: *handed_to });
                 }
                 self.ctx.notify_keyspace_event(event_of(*ended), name);
             }
@@ -136,12 +132,32 @@ impl<'a> Shell<'a> {
     }
 
     fn replicate(&self, name: Option<ServerStr<'_>>, change: &Change) {
-        if self.unit == Unit::Command && !propagation::is_needed() {
-            return;
+        if self.unit == Unit::Turn || propagation::is_needed() {
+            self.hand_to_server(name, change);
         }
+    }
+
+    #[inline(never)]
+    fn hand_to_server(&self, name: Option<ServerStr<'_>>, change: &Change) {
         with_buffer(|buffer| {
             wire::change::encode(change, state::boot(), buffer);
             self.ctx.replicate(APPLY, buffer, name);
+        });
+    }
+
+    #[inline(never)]
+    fn tell(&self, channel: &[u8], message: OwnerMessage<'_>) {
+        with_buffer(|buffer| {
+            message.encode(buffer);
+            self.publish(ServerString::new(channel).as_str(), buffer);
+        });
+    }
+
+    #[inline(never)]
+    fn announce(&self, name: ServerStr<'_>, announcement: Announcement) {
+        with_buffer(|buffer| {
+            announcement.encode(buffer);
+            self.publish(name, buffer);
         });
     }
 

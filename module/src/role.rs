@@ -28,10 +28,13 @@ pub(crate) fn is_primary(ctx: &Ctx<'_>) -> bool {
 }
 
 /// Whether this node may grant; if it has not yet, it takes over first. In a client's write command, or where replicating is sound.
+#[inline]
 pub(crate) fn decides(ctx: &Ctx<'_>) -> bool {
-    if DECIDES.load(Ordering::Relaxed) {
-        return true;
-    }
+    DECIDES.load(Ordering::Relaxed) || may_decide_from_now_on(ctx)
+}
+
+#[cold]
+fn may_decide_from_now_on(ctx: &Ctx<'_>) -> bool {
     let decides = is_primary(ctx) && take_over(ctx);
     DECIDES.store(decides, Ordering::Relaxed);
     decides

@@ -30,12 +30,19 @@ pub(crate) fn install() {
 pub(crate) fn with_table<R>(body: impl FnOnce(&mut Table) -> R) -> Option<R> {
     TABLE.with(|state| {
         if drain_freed(&mut state.freed) {
-            for handle in state.freed.drain(..) {
-                state.table.freed(lock_of(handle));
-            }
+            state.take_back_freed();
         }
         body(&mut state.table)
     })
+}
+
+impl State {
+    #[cold]
+    fn take_back_freed(&mut self) {
+        for handle in self.freed.drain(..) {
+            self.table.freed(lock_of(handle));
+        }
+    }
 }
 
 /// The server has freed this value. `false` if the table is busy further up the stack: then its number must be remembered.

@@ -202,7 +202,8 @@ impl Table {
         self.deadlines = Deadlines::default();
         for slot in 0..self.locks.end() {
             if let Some(lock) = LockId::from_slot(slot) {
-                self.note_deadline(lock, Start::Now(now));
+                let deadline = self.lock(lock).map_or(Time::NEVER, Lock::next_deadline);
+                self.note_deadline(lock, deadline, Start::Now(now));
             }
         }
     }

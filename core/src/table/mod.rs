@@ -133,8 +133,8 @@ pub struct Table {
     to_put_back: BTreeMap<Name, reinstatement::JustRemoved>,
     /// No new grants before this (after a promotion).
     grace_until: Option<Time>,
-    /// The buffer of the last effects, to be used again.
-    spare: Vec<Effect>,
+    /// The empty buffer of the last effects, to be used again.
+    spare: Option<Vec<Effect>>,
 }
 
 /// So many deadlines of locks that are free may be kept, beside as many as there are held locks.
@@ -280,14 +280,14 @@ impl Table {
     /// Takes back the list of a performed decision, so that the next one needs no allocation.
     pub fn recycle(&mut self, effects: Effects) {
         let mut buffer = effects.into_vec();
-        buffer.clear();
-        if buffer.capacity() <= 256 && buffer.capacity() > self.spare.capacity() {
-            self.spare = buffer;
+        if self.spare.is_none() && buffer.capacity() <= 256 {
+            buffer.clear();
+            self.spare = Some(buffer);
         }
     }
 
     fn effects(&mut self) -> Effects {
-        Effects::with_buffer(core::mem::take(&mut self.spare))
+        Effects::with_buffer(self.spare.take().unwrap_or_default())
     }
 
     fn entry_mut(&mut self, lock: LockId) -> Option<&mut Entry> {
@@ -362,19 +362,20 @@ impl Table {
         let was_held = !entry.lock.is_free();
         self.sessions.before(lock, &entry.lock, change);
         entry.lock.apply(change, start);
+        let deadline = entry.lock.next_deadline();
         match (was_held, !entry.lock.is_free()) {
             (false, true) => self.held += 1,
             (true, false) => self.held -= 1,
             _ => {}
         }
-        self.note_deadline(lock, start);
+        self.note_deadline(lock, deadline, start);
     }
 
     /// A lock that is free keeps its entry until it comes up, or is held again: most are given back long before their lease ends, and
     /// their number is the next to be used. Only a primary, where entries come up, and only as long as they do not outnumber the held.
     /// While loading nothing is noted: [`Table::start_loaded`] notes all.
-    fn note_deadline(&mut self, lock: LockId, start: Start) {
-        match self.lock(lock).map_or(Time::NEVER, Lock::next_deadline) {
+    fn note_deadline(&mut self, lock: LockId, deadline: Time, start: Start) {
+        match deadline {
             Time::NEVER => {
                 if !self.counter.is_seeded() || self.deadlines.len() > 2 * self.held + IDLE_DEADLINES_MAX {
                     self.deadlines.remove(lock.slot());
@@ -435,7 +436,13 @@ impl Table {
         }
     }
 
+    #[inline]
     fn take_undelivered(&mut self, lock: LockId) -> Option<Token> {
+        if self.undelivered.is_empty() { None } else { self.take_one_undelivered(lock) }
+    }
+
+    #[inline(never)]
+    fn take_one_undelivered(&mut self, lock: LockId) -> Option<Token> {
         let first = *self.undelivered.range((lock, Token::MIN)..).next().filter(|(at, _)| *at == lock)?;
         self.undelivered.remove(&first);
         Some(first.1)

@@ -106,10 +106,15 @@ impl Table {
     }
 
     /// Puts the holds of this place back, if the server took its key and nobody has put anything else there since.
+    #[inline]
     pub(super) fn put_back(&mut self, now: Time, place: Place<'_>, step: &mut Step) {
-        if self.to_put_back.is_empty() {
-            return;
+        if !self.to_put_back.is_empty() {
+            self.put_back_at(now, place, step);
         }
+    }
+
+    #[cold]
+    fn put_back_at(&mut self, now: Time, place: Place<'_>, step: &mut Step) {
         let name = place.name();
         let Some(removed) = self.to_put_back.remove(&name) else { return };
         if step.was_held {

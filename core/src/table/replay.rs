@@ -57,7 +57,8 @@ impl Table {
         if let (Start::Now(now), Some(entry)) = (start, self.entry_mut(lock)) {
             // A restored deadline may be made up: no hold lasts longer than a fresh one.
             entry.lock.cap(now);
-            self.note_deadline(lock, start);
+            let deadline = entry.lock.next_deadline();
+            self.note_deadline(lock, deadline, start);
         }
         Some(lock)
     }

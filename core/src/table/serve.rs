@@ -15,7 +15,23 @@ impl Table {
     /// Grants the lock to those whose turn it is: one exclusive waiter, or adjacent shared ones.
     ///
     /// `requester` is the waiter that is asking right now: it hears the answer, and needs no message.
+    #[inline]
     pub(super) fn serve(
+        &mut self,
+        now: Time,
+        lock: LockId,
+        requester: Option<WaiterId>,
+        audience: &mut dyn Audience,
+        effects: &mut Effects,
+    ) {
+        // As a rule nobody waits.
+        if self.queues.of_lock(lock).is_some() {
+            self.serve_queue(now, lock, requester, audience, effects);
+        }
+    }
+
+    #[inline(never)]
+    fn serve_queue(
         &mut self,
         now: Time,
         lock: LockId,

@@ -426,8 +426,15 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Args<I> {
     }
 
     /// The next option word as written in the table, if there is one more.
+    #[inline]
     fn option(&mut self) -> Result<Option<&'static str>, WireError> {
         let Some(word) = self.rest.next() else { return Ok(None) };
+        self.known(word).map(Some)
+    }
+
+    /// The option as written in the table. Most commands have none: kept out of their way.
+    #[inline(never)]
+    fn known(&mut self, word: &[u8]) -> Result<&'static str, WireError> {
         let known = self.options.iter().zip(0u32..).find(|(option, _)| option.as_bytes().eq_ignore_ascii_case(word));
         let Some((option, index)) = known else {
             return Err(self.unknown(word));
@@ -437,7 +444,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Args<I> {
             return Err(refuse(format!("option {option} is given twice")));
         }
         self.given |= bit;
-        Ok(Some(option))
+        Ok(option)
     }
 
     /// The value of an option. `what`: the option's word and what its value is called.

@@ -53,6 +53,7 @@ impl Ctx<'_> {
     }
 
     /// One line in the server's log; cut at about 1000 bytes.
+    #[cold]
     pub(crate) fn log(&self, level: LogLevel, message: &str) {
         // SAFETY: the context is live.
         unsafe { log_with(self.as_ptr(), level, message) }

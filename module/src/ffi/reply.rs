@@ -88,6 +88,7 @@ pub(crate) fn bulk(ctx: &Ctx<'_>, bytes: &[u8]) {
 }
 
 /// An error. The first word is its code. Line ends and NUL become spaces; cut at 1 KiB.
+#[cold]
 pub(crate) fn error(ctx: &Ctx<'_>, text: &[u8]) {
     if !pay(0) {
         return;
