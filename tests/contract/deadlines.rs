@@ -308,8 +308,8 @@ fn lease_that_ends_in_a_sleeping_server_is_handed_over_when_it_wakes(builder: Bu
 fn lease_that_ends_in_a_busy_script_is_handed_over_after_it(builder: Builder) {
     // E18: a busy script lets the event loop turn, timers included, in the middle of its own execution. What is due waits for its end.
     let server = builder.config("busy-reply-threshold", 20).appendonly().start();
-    let (_alice, mut bob) = lease_and_waiter(&server, 100);
-    in_a_busy_script(&server, || bob.expect_silence(Duration::from_millis(200)));
+    let (_alice, mut bob) = lease_and_waiter(&server, SHORT_WAIT_MS);
+    in_a_busy_script(&server, || bob.expect_silence(PAST_A_SHORT_WAIT));
     bob.recv().as_token();
 }
 
@@ -407,7 +407,7 @@ fn lease_and_waiter(server: &Server, lease_ms: u32) -> (Conn, Conn) {
     (alice, bob)
 }
 
-/// Long enough to see that somebody waits for so long, also on a busy machine; and more than that.
+/// Long enough that something else has begun before it is over, also on a busy machine; and more than that.
 const SHORT_WAIT_MS: u32 = 400;
 const PAST_A_SHORT_WAIT: Duration = Duration::from_millis(500);
 
