@@ -267,10 +267,10 @@ mod tests {
 
     #[test]
     fn every_wrong_is_seen_and_nothing_else() {
-        assert_eq!(seen(&info(&["held", "held"], &[("w-1-1", 10)])), Vec::<String>::new());
+        assert_eq!(seen(&info(&["held", "held"], &[("q-1-1", 10)])), Vec::<String>::new());
         assert_eq!(seen(&info(&["held"], &[("b-1-1-50", 10)])), ["k could be granted to b-1-1-50 beside 1 holders"]);
-        assert_eq!(seen(&info(&["held"], &[("w-1-1", 10)])), Vec::<String>::new());
-        assert_eq!(seen(&info(&[], &[("w-1-1", 10)])), ["k could be granted to w-1-1 beside 0 holders"]);
+        assert_eq!(seen(&info(&["held"], &[("q-1-1", 10)])), Vec::<String>::new());
+        assert_eq!(seen(&info(&[], &[("q-1-1", 10)])), ["k could be granted to q-1-1 beside 0 holders"]);
         assert_eq!(seen(&info(&["expired", "held"], &[])), ["k is held beyond its lease by holder"]);
         assert_eq!(seen(&info(&["held", "held"], &[("b-1-1-50", 50)])), Vec::<String>::new());
         assert_eq!(seen(&info(&["held", "held"], &[("b-1-1-50", 51)])), ["b-1-1-50 waits for k beyond its wait"]);

@@ -82,6 +82,98 @@ impl Kind {
         }
         words
     }
+
+    pub(crate) fn group(self) -> Group {
+        match self {
+            Kind::KillPrimaryFsyncAlways
+            | Kind::KillPrimaryFsyncEverysec
+            | Kind::KillPrimaryFsyncNo
+            | Kind::KillReplica
+            | Kind::StopPrimary
+            | Kind::StopReplica
+            | Kind::Failover
+            | Kind::PromoteBesideOldPrimary
+            | Kind::PromoteAcrossCut
+            | Kind::KillPrimaryAndPromote
+            | Kind::DebugReload
+            | Kind::DebugLoadAof => Group::Servers,
+            Kind::ClockStep => Group::Clock,
+            Kind::NetworkCutClients
+            | Kind::NetworkLoseRequests
+            | Kind::NetworkLoseReplies
+            | Kind::NetworkCutReplica
+            | Kind::NetworkLoseStream
+            | Kind::NetworkLoseAcknowledgements
+            | Kind::NetworkCutPrimary
+            | Kind::NetworkLoseSome => Group::Network,
+            Kind::Cut
+            | Kind::Reset
+            | Kind::HalfOpen
+            | Kind::Delay
+            | Kind::DropReplies
+            | Kind::DropRequests
+            | Kind::HoldReplies
+            | Kind::Trickle
+            | Kind::CutWithinReply => Group::Proxies,
+            Kind::PauseWrites
+            | Kind::PauseAll
+            | Kind::DebugSleep
+            | Kind::BusyScript
+            | Kind::Bgsave
+            | Kind::BgrewriteAof
+            | Kind::Evict
+            | Kind::ConfigSet => Group::Moments,
+            Kind::KillNormal
+            | Kind::KillPubsub
+            | Kind::KillReplicaLinks
+            | Kind::KillOne
+            | Kind::UnblockTimeout
+            | Kind::UnblockError => Group::Connections,
+            Kind::Flushall
+            | Kind::Del
+            | Kind::Unlink
+            | Kind::Rename
+            | Kind::Overwrite
+            | Kind::Expire
+            | Kind::Revoke => Group::Locks,
+        }
+    }
+}
+
+/// Kinds that have something in common, as the plots show them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    Servers,
+    Clock,
+    Network,
+    Proxies,
+    Moments,
+    Connections,
+    Locks,
+}
+
+impl Group {
+    pub(crate) const ALL: [Group; 7] = [
+        Group::Servers,
+        Group::Clock,
+        Group::Network,
+        Group::Proxies,
+        Group::Moments,
+        Group::Connections,
+        Group::Locks,
+    ];
+
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Group::Servers => "servers killed, stopped, promoted, loaded anew",
+            Group::Clock => "steps of the clock",
+            Group::Network => "packets of the real network lost",
+            Group::Proxies => "proxies cut, delay, drop",
+            Group::Moments => "server paused, busy, evicting or saving",
+            Group::Connections => "connections killed, waits unblocked",
+            Group::Locks => "locks deleted, overwritten, revoked",
+        }
+    }
 }
 
 /// A time in which an old primary goes on beside its successor.

@@ -7,7 +7,7 @@ use flock_tests::fenced_store;
 use flock_tests::history::{Call, Event, OpId, Phase, Verb};
 
 use crate::audit::{Audit, Queue};
-use crate::faults::{Entries, Outage, Split};
+use crate::faults::{Entries, Kind, Outage, Split};
 use crate::search::{Opinion, search};
 use crate::unfenced::Meeting;
 use crate::worker::{ANSWERED_WITHIN_NS, PROCESSES_PER_NODE};
@@ -45,9 +45,31 @@ pub(crate) struct Verdict {
     pub(crate) double_holdings: DoubleHoldings,
     /// Grants that clients heard of, and those among them that no fault may have lost at once: these are judged in full.
     pub(crate) grants: (usize, usize),
+    /// The former, one by one.
+    pub(crate) told: Vec<Told>,
     pub(crate) opinion: Opinion,
-    /// From a fault until somebody was granted a lock that was asked for after it, in milliseconds.
-    pub(crate) unavailable_ms: Vec<(Outage, u64)>,
+    /// From a fault until somebody was granted a lock that was asked for after it, in microseconds.
+    pub(crate) unavailable_us: Vec<(Outage, i64)>,
+}
+
+impl Verdict {
+    /// The same by kind, in microseconds.
+    pub(crate) fn unavailable_us_by_kind(&self) -> BTreeMap<Kind, Vec<i64>> {
+        let mut by_kind: BTreeMap<Kind, Vec<i64>> = BTreeMap::new();
+        for (outage, us) in &self.unavailable_us {
+            by_kind.entry(outage.kind).or_default().push(*us);
+        }
+        by_kind
+    }
+}
+
+/// A grant as its client saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// When the client heard of it.
+    pub(crate) at_ns: u64,
+    /// Since its first request, in microseconds; nothing for a try, which does not wait.
+    pub(crate) waited_us: Option<i64>,
 }
 
 /// Order is asked for apart: a stale primary's tokens are in none with its successor's.
@@ -82,15 +104,16 @@ pub(crate) fn judge(evidence: &Evidence) -> Verdict {
     violations.extend(unexplained);
     violations.extend(evidence.audit.complaints.iter().cloned());
     violations.extend(evidence.remains.iter().cloned());
-    let told = grants(events);
-    let unavailable_ms = evidence.faults.outages.iter().filter_map(|outage| unavailable_ms(&told, outage)).collect();
+    let granted = grants(events);
+    let unavailable_us = evidence.faults.outages.iter().filter_map(|outage| unavailable_us(&granted, outage)).collect();
     let is_safe = |grant: &&Grant<'_>| {
         !losses.iter().any(|(key, from_ns, until_ns)| {
             *key == grant.key && *from_ns <= grant.done_ns && grant.sent_ns <= *until_ns
         })
     };
-    let grants = (told.len(), told.iter().filter(is_safe).count());
-    Verdict { violations, shrunk, double_holdings, grants, opinion, unavailable_ms }
+    let grants = (granted.len(), granted.iter().filter(is_safe).count());
+    let told = told(events, &granted);
+    Verdict { violations, shrunk, double_holdings, grants, told, opinion, unavailable_us }
 }
 
 fn node_of(process: u32) -> usize {
@@ -128,6 +151,30 @@ fn grants(events: &[Event]) -> Vec<Grant<'_>> {
     grants
 }
 
+/// When each owner was first heard of.
+fn first_asked(events: &[Event]) -> BTreeMap<&str, u64> {
+    let mut first_asked = BTreeMap::new();
+    for event in events {
+        if let Phase::Invoke(call) = &event.phase {
+            first_asked.entry(call.owner.as_str()).or_insert(event.at_ns);
+        }
+    }
+    first_asked
+}
+
+fn told(events: &[Event], grants: &[Grant<'_>]) -> Vec<Told> {
+    let first_asked = first_asked(events);
+    let waited_us = |grant: &Grant<'_>| {
+        let is_try = grant.owner.starts_with("t-");
+        (!is_try).then(|| micros(grant.done_ns - first_asked[grant.owner]))
+    };
+    grants.iter().map(|grant| Told { at_ns: grant.done_ns, waited_us: waited_us(grant) }).collect()
+}
+
+fn micros(ns: u64) -> i64 {
+    i64::try_from(ns / 1000).unwrap_or(i64::MAX)
+}
+
 /// The same history, as if nobody had heard of the grants of an old primary beside its successor.
 fn without_stale_grants(events: &[Event], splits: &[Split]) -> Vec<Event> {
     let is_stale = |event: &Event| {
@@ -149,12 +196,7 @@ fn without_stale_grants(events: &[Event], splits: &[Split]) -> Vec<Event> {
 fn stale_tokens_above(events: &[Event], splits: &[Split]) -> Vec<String> {
     let grants = grants(events);
     // A request that is repeated at the new primary is answered with the token of before, if the hold has arrived there.
-    let mut first_asked: BTreeMap<&str, u64> = BTreeMap::new();
-    for event in events {
-        if let Phase::Invoke(call) = &event.phase {
-            first_asked.entry(&call.owner).or_insert(event.at_ns);
-        }
-    }
+    let first_asked = first_asked(events);
     let above = |split: &Split| {
         let in_time = |at_ns: u64| split.from_ns <= at_ns && at_ns <= split.until_ns;
         let stale = grants.iter().filter(|grant| grant.node == split.node && in_time(grant.done_ns));
@@ -247,10 +289,10 @@ fn explain(meetings: &[Meeting], losses: &[(&str, u64, u64)]) -> (DoubleHoldings
     (counts, complaints)
 }
 
-fn unavailable_ms(grants: &[Grant<'_>], outage: &Outage) -> Option<(Outage, u64)> {
+fn unavailable_us(grants: &[Grant<'_>], outage: &Outage) -> Option<(Outage, i64)> {
     let of = |grant: &&Grant<'_>| grant.sent_ns > outage.from_ns && grant.node == outage.node;
     let granted_ns = grants.iter().filter(of).map(|grant| grant.done_ns).min()?;
-    Some((*outage, (granted_ns - outage.from_ns) / 1_000_000))
+    Some((*outage, micros(granted_ns - outage.from_ns)))
 }
 
 /// The operations without which the violation would not be there: those of its lock are left out one after the other.
@@ -319,18 +361,28 @@ mod tests {
     }
 
     #[test]
+    fn wait_is_from_the_first_request_and_a_try_has_none() {
+        let mut events = granted(1, 0, "q-1-1", 1_000, 2_000, 10).to_vec();
+        events[1].phase = Phase::Unknown;
+        events.extend(granted(2, 0, "q-1-1", 5_000, 8_000, 10));
+        events.extend(granted(3, 0, "t-2-1", 9_000, 12_000, 11));
+        let expected = [Told { at_ns: 8_000, waited_us: Some(7) }, Told { at_ns: 12_000, waited_us: None }];
+        assert_eq!(told(&events, &grants(&events)), expected);
+    }
+
+    #[test]
     fn waiter_that_is_overtaken_is_found_and_one_that_asked_again_is_not() {
         let seen_at = |counter| {
-            let owners = vec!["b-1-1-50".to_owned(), "w-2-1".to_owned()];
+            let owners = vec!["b-1-1-50".to_owned(), "q-2-1".to_owned()];
             vec![Queue { key: "k", owners, counter }]
         };
-        let events: Vec<_> = [granted(1, 0, "b-1-1-50", 0, 90, 11), granted(2, 0, "w-2-1", 1, 50, 10)].concat();
+        let events: Vec<_> = [granted(1, 0, "b-1-1-50", 0, 90, 11), granted(2, 0, "q-2-1", 1, 50, 10)].concat();
         assert_eq!(overtaken(&events, &seen_at(5)).len(), 1);
         assert_eq!(overtaken(&events, &seen_at(10)), Vec::<String>::new());
         let mut again = events.clone();
         again.extend(granted(3, 0, "b-1-1-50", 60, 95, 11));
         assert_eq!(overtaken(&again, &seen_at(5)), Vec::<String>::new());
-        let in_turn = [granted(1, 0, "b-1-1-50", 0, 90, 9), granted(2, 0, "w-2-1", 1, 50, 10)].concat();
+        let in_turn = [granted(1, 0, "b-1-1-50", 0, 90, 9), granted(2, 0, "q-2-1", 1, 50, 10)].concat();
         assert_eq!(overtaken(&in_turn, &seen_at(5)), Vec::<String>::new());
     }
 

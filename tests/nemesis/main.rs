@@ -9,7 +9,7 @@
 //! | `audit` | looks at the primary past all proxies: nobody waits for a free lock, nothing lasts beyond its time |
 //! | `unfenced` | a storage without a fence, which counts who works beside whom |
 //! | `judge`, `search` | the rules, and a second opinion by a search for an order |
-//! | `report` | `target/nemesis/<seed>/`: tables, history, faults |
+//! | `report`, `plots` | `target/nemesis/<seed>/`: tables, plots, history, faults |
 //!
 //! Where network namespaces and a packet filter can be had, each server is on a host of its own (`flock_tests::network`), and packets between
 //! servers, and between them and the clients of each proxy, are lost in the kernel. Elsewhere the run says `skipped` and why, and does
@@ -24,6 +24,7 @@ mod cutter;
 mod faults;
 mod judge;
 mod operator;
+mod plots;
 mod report;
 mod run;
 mod saboteur;

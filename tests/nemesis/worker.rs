@@ -207,10 +207,11 @@ impl<'a> Worker<'a> {
         let lease_ms = 120 + self.random.below(LEASE_MS_MAX - 120);
         let claim_ms = self.random.one_in(4).then(|| 100 + self.random.below(lease_ms - 100));
         let grace_ms = self.random.one_in(5).then(|| 50 + self.random.below(150));
-        // The auditor reads from the name how long a request may wait.
+        // The auditor reads from the name how long a request may wait, the judge whether it does.
         let owner = match form {
             Form::Block => format!("b-{}-{}-{wait_ms}", self.number, self.acquisitions),
-            Form::Try | Form::Queue => format!("w-{}-{}", self.number, self.acquisitions),
+            Form::Try => format!("t-{}-{}", self.number, self.acquisitions),
+            Form::Queue => format!("q-{}-{}", self.number, self.acquisitions),
         };
         Wish { lock, owner, mode, form, wait: Duration::from_millis(wait_ms), lease_ms, claim_ms, grace_ms }
     }
