@@ -41,7 +41,7 @@ use crate::in_place::leave_the_caller;
 use crate::jitter::Backoff;
 use crate::keepalive::is_asked_elsewhere;
 use crate::link::{CallError, Pulse, Up};
-use crate::nodes::Node;
+use crate::nodes::{Epochs, Node};
 use crate::observe::{self, Acquisition, Holding};
 use crate::parties::{News, Waiter};
 use crate::retry::{pause, pauses};
@@ -192,18 +192,6 @@ enum Step {
     Again,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Epochs {
-    messages: u64,
-    commands: u64,
-}
-
-impl Epochs {
-    fn of(engine: &Engine, inbox: &Inbox) -> Self {
-        Self { messages: inbox.epoch(), commands: engine.nodes.commands_epoch() }
-    }
-}
-
 struct Attempt {
     engine: Arc<Engine>,
     request: Box<Request>,
@@ -251,7 +239,7 @@ impl Attempt {
         Self {
             waiter: engine.parties.wait(&name),
             claim,
-            epochs: Epochs::of(&engine, &inbox),
+            epochs: engine.nodes.epochs(&name.key),
             inbox,
             engine,
             request,
@@ -364,12 +352,13 @@ impl Attempt {
                 Ok(Step::Queued) => {
                     let again = self.engine.jitter.around(ASK_AGAIN);
                     let epochs = self.epochs;
+                    let node = self.engine.node(&self.name.key);
                     tokio::select! {
                         biased;
                         news = waiter.news() => news,
                         () = self.inbox.newer_than(epochs.messages) => continue, // a message may have been lost between
                         // With a session it has died with the last connection; and the server that is there now may be another.
-                        () = self.engine.nodes.commands_newer_than(epochs.commands) => continue,
+                        () = node.commands.newer_than(epochs.commands) => continue,
                         () = sleep(again) => continue,
                     }
                 }
@@ -455,7 +444,7 @@ impl Attempt {
             ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
         let engine = Arc::clone(&self.engine);
-        self.epochs = Epochs::of(&engine, &self.inbox);
+        self.epochs = engine.nodes.epochs(&self.name.key);
         // Noted first: this future may be dropped at the await. Not before there is a connection: what is noted is to be given back.
         let unanswered = std::mem::replace(&mut self.unanswered, true);
         self.first_sent.get_or_insert(engine.clock.now());
@@ -519,7 +508,12 @@ impl Attempt {
                 Ok(answer) => {
                     self.pulse = Some(answer.pulse);
                     let believed_until = believed_until(answer.sent, self.lease);
-                    return Ok(answer.reply.then_some(Grant { token, believed_until, confirmed: true }));
+                    return Ok(answer.reply.then_some(Grant {
+                        token,
+                        believed_until,
+                        confirmed: true,
+                        epochs: self.epochs,
+                    }));
                 }
                 Err(error) => self.note(error)?,
             }
@@ -540,7 +534,12 @@ impl Attempt {
 
     fn believe(&self, token: Token, sent: Time) -> Grant {
         let lasts = self.claim.unwrap_or(self.lease);
-        Grant { token, believed_until: believed_until(sent, lasts), confirmed: self.claim.is_none() }
+        Grant {
+            token,
+            believed_until: believed_until(sent, lasts),
+            confirmed: self.claim.is_none(),
+            epochs: self.epochs,
+        }
     }
 
     /// Whether more than half of the grant is left, counted from `sent`.

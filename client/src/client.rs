@@ -393,8 +393,14 @@ impl Builder {
         let name = id.simple().to_string();
         let (events, _) = broadcast::channel(EVENTS_KEPT);
         let (thread, door) = ClientThread::new(runtime.clone());
-        let kit =
-            NodeKit { config: self.link, clock: clock.clone(), jitter: Arc::clone(&jitter), events: events.clone() };
+        let anew = watch::Sender::new(());
+        let kit = NodeKit {
+            config: self.link,
+            clock: clock.clone(),
+            jitter: Arc::clone(&jitter),
+            events: events.clone(),
+            anew: anew.clone(),
+        };
         let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
             let listener = engine.clone();
             let hear = move |message: &[u8]| {
@@ -420,6 +426,7 @@ impl Builder {
                 clock: clock.clone(),
                 jitter: Arc::clone(&jitter),
                 events: events.clone(),
+                anew: anew.clone(),
                 parties: Parties::default(),
                 keepalive: KeepAlive::new(),
                 response_timeout: self.link.response_timeout,

@@ -43,6 +43,8 @@ pub(crate) struct Engine {
     pub(crate) jitter: Arc<Jitter>,
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) nodes: Nodes,
+    /// Told whenever a connection or a subscription is made.
+    pub(crate) anew: watch::Sender<()>,
     pub(crate) parties: Parties,
     pub(crate) keepalive: KeepAlive,
     /// How long the server may take to answer one command.
@@ -128,6 +130,8 @@ impl Engine {
         tasks.spawn(ClientThread::let_in(door));
         let engine = Arc::clone(&self);
         tasks.spawn(async move { engine.keepalive.run(&engine).await });
+        let engine = Arc::clone(&self);
+        tasks.spawn(async move { engine.keepalive.ask_after_holds(&engine).await });
         let engine = Arc::clone(&self);
         tasks.spawn(async move { engine.thread.take_over_late(engine.response_timeout).await });
         // An error means that the other end is gone: the same.

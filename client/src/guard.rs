@@ -294,11 +294,11 @@ pub(crate) async fn renew(engine: Arc<Engine>, hold: Arc<Hold>) -> Result<(), Ho
     let mut tries = Tries::within(engine.operation_timeout);
     loop {
         let lease = lease_now(&engine, &hold)?;
-        let token = hold.sure_token();
+        let (token, epochs) = (hold.sure_token(), engine.nodes.epochs(&hold.name.key));
         let command = wire::renewal(&hold.name, lease, token);
         let error = match engine.call(&hold.name.key, &command, |reply| wire::renewed(&hold.name, token, reply)).await {
             Ok(answer) if answer.reply => {
-                engine.renewed(&hold, lease, token, answer.sent, &answer.pulse);
+                engine.renewed(&hold, lease, token, epochs, &answer);
                 return Ok(());
             }
             Ok(_) => return Err(gone(&engine, &hold)),

@@ -14,6 +14,7 @@ use crate::clock::believed_until;
 use crate::error::LossReason;
 use crate::link::Pulse;
 use crate::mutex::lock;
+use crate::nodes::Epochs;
 use crate::observe::Holding;
 
 /// What a hold is to be kept by.
@@ -42,6 +43,8 @@ pub(crate) struct Grant {
     pub(crate) believed_until: Time,
     /// Whether it is for the lease, and not a claim.
     pub(crate) confirmed: bool,
+    /// The newest connections before it was asked for.
+    pub(crate) epochs: Epochs,
 }
 
 /// What a session hold lives on: when that connection closes, the server cuts the lease to `grace`.
@@ -95,6 +98,11 @@ pub(crate) struct Hold {
     lease_until_us: AtomicU64,
     /// Whether a RENEW with the token has been answered: the grant is no mere claim any more.
     confirmed: AtomicBool,
+    /// The newest connections before the server was last asked that has said that it is held. Of what was told since the end of one of
+    /// them we may have heard nothing.
+    epochs: Mutex<Epochs>,
+    /// Whether the keep-alive has taken it in charge.
+    in_charge: AtomicBool,
     /// An upgrade is under way, or nobody knows how it ended: the server may have another token than we.
     converting: AtomicBool,
     /// One conversion at a time: one may go on though its future was dropped.
@@ -124,6 +132,8 @@ impl Hold {
             token: AtomicU64::new(grant.token.get()),
             lease_until_us: AtomicU64::new(grant.believed_until.as_us()),
             confirmed: AtomicBool::new(grant.confirmed),
+            epochs: Mutex::new(grant.epochs),
+            in_charge: AtomicBool::new(false),
             converting: AtomicBool::new(false),
             conversion: tokio::sync::Mutex::default(),
             renewal: AtomicU64::new(0),
@@ -163,6 +173,24 @@ impl Hold {
         }
         // It replaces the lease. Of two renewals in flight the server has performed both, so the later end holds.
         self.lease_until_us.fetch_max(believed_until.as_us(), Ordering::AcqRel);
+    }
+
+    /// The server, asked when these were the newest connections, has said that it is held.
+    pub(crate) fn asked_over(&self, epochs: Epochs) {
+        *lock(&self.epochs) = epochs;
+    }
+
+    /// Whether these are still the newest connections: then its loss would have been heard, where it is told.
+    pub(crate) fn was_asked_over(&self, epochs: Epochs) -> bool {
+        *lock(&self.epochs) == epochs
+    }
+
+    pub(crate) fn take_in_charge(&self) {
+        self.in_charge.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_in_charge(&self) -> bool {
+        self.in_charge.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_confirmed(&self) -> bool {
@@ -272,7 +300,7 @@ mod tests {
     fn hold(ends: Option<Time>) -> Hold {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends };
         let token = Token::new(7).unwrap();
-        let grant = Grant { token, believed_until: Time::from_us(980_000), confirmed: true };
+        let grant = Grant { token, believed_until: Time::from_us(980_000), confirmed: true, epochs: Epochs::default() };
         let name = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
         let holding = Holding::begin(&Clock::Boottime, b"k", token, &tracing::Span::none());
         Hold::new(Arc::new(name), keeping, None, grant, holding)

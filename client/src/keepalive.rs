@@ -5,6 +5,10 @@
 //! before that costs no renewal, and no more than one entry here. Then it renews at a third of the lease, a little earlier at random. A
 //! renewal without an answer is tried again until the local deadline; an answer of 0 is final. A hold that is over, given back or leaked
 //! is never renewed again: each renewal carries the token.
+//!
+//! A connection that is made anew, of whichever kind and for whatever reason, puts every hold of its node in doubt: its loss may have been
+//! told in between, or the server knows nothing any more. So all are renewed at once, in the same batches; one that is not kept alive is
+//! asked after by CHECK. A session lives on the new connection only from then on.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -12,8 +16,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use flock_core::wire::command::Check;
 use flock_core::wire::error::ErrorCode;
 use flock_core::{Millis, Time, Token};
+use redis::{Cmd, Value};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
@@ -22,9 +28,9 @@ use crate::engine::Engine;
 use crate::error::LossReason;
 use crate::event::Event;
 use crate::hold::Hold;
-use crate::link::{Answer, CallError, Pulse};
+use crate::link::{Answer, CallError};
 use crate::mutex::lock;
-use crate::nodes::Node;
+use crate::nodes::{Epochs, Node};
 use crate::wire;
 
 /// A hold that has lasted for this long is taken in charge, at the latest: it is confirmed if it is a claim, and its end is watched.
@@ -33,6 +39,8 @@ const SETTLED_AFTER: Duration = Duration::from_millis(100);
 /// What is due within this is done now; for short leases a twentieth of the lease.
 const COALESCE: Duration = Duration::from_millis(50);
 const BATCH_MAX: usize = 500;
+/// Connections that are made within this after a first one are one reason to ask, and not several.
+const ROUNDS_APART: Duration = Duration::from_millis(100);
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The timer's clock stops while the machine sleeps; so it looks at the other one this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -87,6 +95,48 @@ impl Ord for Entry {
     }
 }
 
+/// What the server is asked about one hold.
+#[derive(Debug)]
+struct Question {
+    hold: Arc<Hold>,
+    /// None while the server may have another one.
+    token: Option<Token>,
+    /// For how long it is renewed; none if it is only to be known whether it is held.
+    lease: Option<Millis>,
+    /// The newest connections before this was sent.
+    epochs: Epochs,
+}
+
+impl Question {
+    /// None if there is nothing to be asked.
+    fn new(engine: &Engine, now: Time, hold: Arc<Hold>) -> Option<Self> {
+        let token = hold.sure_token();
+        let lease = if hold.keeping.keep_alive || !hold.is_confirmed() {
+            Some(hold.keeping.lease_at(now)?)
+        } else {
+            token?; // a conversion is under way, and asks as well
+            None
+        };
+        let epochs = engine.nodes.epochs(&hold.name.key);
+        hold.is_kept().then_some(Self { hold, token, lease, epochs })
+    }
+
+    fn command(&self) -> Cmd {
+        match (self.lease, self.token) {
+            (None, Some(token)) => wire::command(&Check { key: &self.hold.name.key, token }),
+            (lease, token) => wire::renewal(&self.hold.name, lease.unwrap_or(self.hold.keeping.lease), token),
+        }
+    }
+
+    /// Whether the answer is that it is held.
+    fn read(&self, reply: &Value) -> Option<bool> {
+        match self.lease {
+            Some(_) => wire::renewed(&self.hold.name, self.token, reply),
+            None => wire::yes_or_no(reply),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Due {
     heap: BinaryHeap<Reverse<Entry>>,
@@ -116,27 +166,23 @@ impl KeepAlive {
 
     /// Does what is due, for ever; runs on the client's thread.
     pub(crate) async fn run(&self, engine: &Arc<Engine>) {
-        let mut epoch = engine.nodes.commands_epoch();
         loop {
             let now = engine.clock.now();
-            if engine.nodes.commands_epoch() != epoch {
-                epoch = engine.nodes.commands_epoch();
-                self.rebind_sessions(engine, now);
-            }
             let (due, next) = self.take_due(now);
             let mut renewals = Vec::new();
             for entry in due {
                 match entry.what {
                     _ if entry.is_stale() => {}
                     What::Settle => {
+                        entry.hold.take_in_charge();
                         self.watch_end(&entry.hold);
-                        if !entry.hold.is_confirmed() {
+                        if !entry.hold.is_confirmed() || is_in_doubt(engine, &entry.hold) {
                             renewals.push(entry.hold);
                         } else if entry.hold.keeping.keep_alive {
                             self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
                         }
                     }
-                    What::Renew(_) if entry.hold.is_fresh(now) => {
+                    What::Renew(_) if entry.hold.is_fresh(now) && !is_in_doubt(engine, &entry.hold) => {
                         self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
                     }
                     What::Renew(_) if entry.hold.keeping.lease_at(now).is_some() => renewals.push(entry.hold),
@@ -156,82 +202,90 @@ impl KeepAlive {
             let pause = next.map_or(SLEEP_MAX, |next| engine.clock.until(next).min(SLEEP_MAX));
             tokio::select! {
                 () = self.earlier.notified() => {}
-                () = engine.nodes.commands_newer_than(epoch) => {}
                 () = sleep(pause) => {}
             }
+        }
+    }
+
+    /// Asks after holds whenever there is a new connection, for ever; runs on the client's thread.
+    pub(crate) async fn ask_after_holds(&self, engine: &Arc<Engine>) {
+        let mut anew = engine.anew.subscribe();
+        while anew.changed().await.is_ok() {
+            let now = engine.clock.now();
+            for hold in engine.parties.holds() {
+                // Who is not in charge of it yet will be in a moment, and looks then.
+                if hold.is_in_charge() && is_in_doubt(engine, &hold) {
+                    self.renew_at(now, &hold);
+                }
+            }
+            sleep(ROUNDS_APART).await;
         }
     }
 
     /// Renews holds of one node.
     async fn renew(&self, engine: &Arc<Engine>, node: &Node, batch: Vec<Arc<Hold>>) {
         let now = engine.clock.now();
-        let asked: Vec<_> = batch
-            .into_iter()
-            .filter(|hold| hold.is_kept())
-            .filter_map(|hold| hold.keeping.lease_at(now).map(|lease| (lease, hold.sure_token(), hold)))
-            .collect();
-        if asked.is_empty() {
+        let questions: Vec<_> = batch.into_iter().filter_map(|hold| Question::new(engine, now, hold)).collect();
+        if questions.is_empty() {
             return; // all were given back meanwhile
         }
-        let requests =
-            wire::pipeline(asked.iter().map(|(lease, token, hold)| wire::renewal(&hold.name, *lease, *token)));
-        let answer = node.commands.call_all(&requests, asked.len(), |position, reply| {
-            asked.get(position).and_then(|(_, token, hold)| wire::renewed(&hold.name, *token, reply))
+        let requests = wire::pipeline(questions.iter().map(Question::command));
+        let answer = node.commands.call_all(&requests, questions.len(), |position, reply| {
+            questions.get(position).and_then(|question| question.read(reply))
         });
         let answer = answer.await;
         match answer {
             Ok(answer) => {
-                for ((lease, token, hold), reply) in asked.iter().zip(answer.reply) {
+                for (question, reply) in questions.into_iter().zip(answer.reply) {
                     let answer = Answer { reply, sent: answer.sent, pulse: Arc::clone(&answer.pulse) };
-                    self.settle(engine, hold, *lease, *token, answer);
+                    self.settle(engine, question, answer);
                 }
             }
             Err(error) => {
-                tracing::debug!(holds = asked.len(), ?error, "renewals without an answer");
-                for (_, _, hold) in &asked {
-                    self.try_again(engine, hold);
+                tracing::debug!(holds = questions.len(), ?error, "renewals without an answer");
+                for question in &questions {
+                    self.try_again(engine, &question.hold);
                 }
             }
         }
     }
 
-    /// Takes the answer to one renewal, whoever sent it.
-    fn settle(
-        &self,
-        engine: &Arc<Engine>,
-        hold: &Arc<Hold>,
-        lease: Millis,
-        token: Option<Token>,
-        answer: Answer<Result<bool, CallError>>,
-    ) {
-        match answer.reply {
+    /// Takes the answer to one question, whoever sent it.
+    fn settle(&self, engine: &Arc<Engine>, question: Question, answer: Answer<Result<bool, CallError>>) {
+        let Question { hold, token, lease, epochs } = &question;
+        let Answer { reply, sent, pulse } = answer;
+        match reply {
             Ok(true) => {
-                engine.renewed(hold, lease, token, answer.sent, &answer.pulse);
+                match *lease {
+                    Some(lease) => engine.renewed(hold, lease, *token, *epochs, &Answer { reply: (), sent, pulse }),
+                    None => hold.asked_over(*epochs),
+                }
                 if hold.keeping.keep_alive {
-                    self.renew_at(self.next_renewal(engine, answer.sent, hold), hold);
+                    self.renew_at(self.next_renewal(engine, sent, hold), hold);
                 }
             }
             // The token changed while this was under way: it says nothing about the hold.
-            Ok(false) if token != hold.sure_token() => self.try_again(engine, hold),
+            Ok(false) if *token != hold.sure_token() => self.try_again(engine, hold),
             Ok(false) => engine.lose(hold, LossReason::Gone),
             Err(error) if is_not_held(&error) => engine.lose(hold, LossReason::Gone),
             Err(error) if is_asked_elsewhere(&error) => {
-                let (engine, hold) = (Arc::clone(engine), Arc::clone(hold));
-                tokio::spawn(async move { engine.keepalive.renew_elsewhere(&engine, &hold, lease, token).await });
+                let engine = Arc::clone(engine);
+                tokio::spawn(async move { engine.keepalive.ask_elsewhere(&engine, question).await });
             }
+            // Who may not ask hears nothing, and believes until the lease is over.
+            Err(CallError::Server(error)) if lease.is_none() && !error.is_retryable() => hold.asked_over(*epochs),
             Err(error) => self.try_again_after(engine, hold, &error),
         }
     }
 
-    /// The key has left its node, the slot not yet: the renewal is sent by itself, so that it can be sent on.
-    async fn renew_elsewhere(&self, engine: &Arc<Engine>, hold: &Arc<Hold>, lease: Millis, token: Option<Token>) {
-        let renewal = wire::renewal(&hold.name, lease, token);
-        let answer = engine.call(&hold.name.key, &renewal, |reply| wire::renewed(&hold.name, token, reply)).await;
+    /// The key has left its node, the slot not yet: the question is sent by itself, so that it can be sent on.
+    async fn ask_elsewhere(&self, engine: &Arc<Engine>, question: Question) {
+        let answer = engine.call(&question.hold.name.key, &question.command(), |reply| question.read(reply)).await;
         match answer {
             Ok(Answer { reply, sent, pulse }) => {
-                self.settle(engine, hold, lease, token, Answer { reply: Ok(reply), sent, pulse });
+                self.settle(engine, question, Answer { reply: Ok(reply), sent, pulse })
             }
-            Err(error) => self.try_again_after(engine, hold, &error),
+            Err(error) => self.try_again_after(engine, &question.hold, &error),
         }
     }
 
@@ -251,20 +305,15 @@ impl KeepAlive {
     }
 
     /// A third of the lease after `from`, or up to a sixth earlier than that. Of a session's grace, if that is shorter: should a renewal
-    /// that is late bind the session to a connection that has closed, the next one comes before the server has ended it.
+    /// that is late bind the session to a connection that has closed, the next one comes before the server has ended it. At once if there
+    /// is a new connection already.
     fn next_renewal(&self, engine: &Engine, from: Time, hold: &Hold) -> Time {
+        if is_in_doubt(engine, hold) {
+            return from;
+        }
         let lasts = hold.session.as_ref().map_or(hold.keeping.lease, |session| session.grace().min(hold.keeping.lease));
         let third = duration(lasts) / 3;
         later(from, third - engine.jitter.up_to(third / 6))
-    }
-
-    /// A new connection: session holds live on it only once they have been renewed over it.
-    fn rebind_sessions(&self, engine: &Engine, now: Time) {
-        for hold in engine.parties.holds() {
-            if hold.session.is_some() && hold.keeping.keep_alive {
-                self.renew_at(now, &hold);
-            }
-        }
     }
 
     /// Renews then, and not at the time planned before.
@@ -307,6 +356,11 @@ impl KeepAlive {
     }
 }
 
+/// Whether a connection of its node is newer than the server's last word on it.
+fn is_in_doubt(engine: &Engine, hold: &Hold) -> bool {
+    !hold.was_asked_over(engine.nodes.epochs(&hold.name.key))
+}
+
 /// Whether the server says that there is no such hold.
 pub(crate) fn is_not_held(error: &CallError) -> bool {
     matches!(error, CallError::Server(error) if error.known() == Some(ErrorCode::NotHeld))
@@ -323,12 +377,20 @@ fn later(from: Time, after: Duration) -> Time {
 }
 
 impl Engine {
-    /// A renewal sent at `sent` was answered yes.
-    pub(crate) fn renewed(&self, hold: &Hold, lease: Millis, token: Option<Token>, sent: Time, pulse: &Arc<Pulse>) {
+    /// A renewal was answered yes, which was sent when these were the newest connections.
+    pub(crate) fn renewed<T>(
+        &self,
+        hold: &Hold,
+        lease: Millis,
+        token: Option<Token>,
+        epochs: Epochs,
+        answer: &Answer<T>,
+    ) {
         if token.is_some() {
             hold.confirm();
         }
-        hold.renewed(believed_until(sent, lease), pulse);
+        hold.renewed(believed_until(answer.sent, lease), &answer.pulse);
+        hold.asked_over(epochs);
         hold.holding.renewed();
     }
 }

@@ -6,8 +6,9 @@
 //! A connection is given up when it breaks, when a reply cannot be one, and after [`LinkConfig::timeouts_max`] *sequential* timeouts:
 //! a command counts only if it was sent after the timeout counted before, so a wave of commands that time out together counts once.
 //! A heartbeat finds a silent connection though nobody uses it; while it is used, its answers are as good. Commands in flight then fail
-//! and are *not* sent again here: whoever sent them knows whether that is safe. Each new connection has a higher *epoch*; who waits for
-//! a message asks again when it changes.
+//! and are *not* sent again here: whoever sent them knows whether that is safe. Each new connection has a higher *epoch*: who waits for
+//! a message asks again when it rises, and what is held is asked after. For what was published in between is lost, and the server may be
+//! another, or have begun anew.
 //!
 //! What was sent over a connection that is given up may still be on its way: the server would carry it out after what is sent over the
 //! next one. So the next one begins by killing its predecessor: then the server reads nothing more from it. It is named by number *and*
@@ -207,6 +208,8 @@ pub(crate) struct Link {
     clock: Clock,
     jitter: Arc<Jitter>,
     events: broadcast::Sender<Event>,
+    /// Tells that there is a new connection.
+    anew: watch::Sender<()>,
     up: watch::Sender<Option<Arc<Up>>>,
     /// The highest epoch that is to be given up.
     condemned: watch::Sender<u64>,
@@ -256,6 +259,7 @@ impl Link {
         clock: Clock,
         jitter: Arc<Jitter>,
         events: broadcast::Sender<Event>,
+        anew: watch::Sender<()>,
     ) -> Arc<Self> {
         Arc::new(Self {
             config,
@@ -264,6 +268,7 @@ impl Link {
             clock,
             jitter,
             events,
+            anew,
             up: watch::Sender::new(None),
             condemned: watch::Sender::new(0),
             attempts: AtomicU64::new(0),
@@ -383,6 +388,7 @@ impl Link {
                     pulse.beat(begun);
                     let up = Arc::new(Up { epoch, connection, destination, pulse });
                     self.up.send_replace(Some(Arc::clone(&up)));
+                    self.anew.send_replace(());
                     observe::connected(self.name(), epoch);
                     let _ = self.events.send(Event::Connected { link: self.name() });
                     self.watch_over(&up).await;

@@ -6,12 +6,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::pending;
 use std::sync::{Arc, Mutex};
 
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio::task::AbortHandle;
 
 use crate::acknowledgement::Replicas;
@@ -30,6 +29,13 @@ use crate::slot::{Slot, slot_of};
 use crate::slot_map::SlotMap;
 use crate::turns::Turns;
 use crate::wire;
+
+/// The newest connections to a key's node, or subscriptions there: what was told before they were there may not have been heard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Epochs {
+    pub(crate) messages: u64,
+    pub(crate) commands: u64,
+}
 
 /// A server, and our connections to it.
 pub(crate) struct Node {
@@ -62,6 +68,8 @@ pub(crate) struct NodeKit {
     pub(crate) clock: Clock,
     pub(crate) jitter: Arc<Jitter>,
     pub(crate) events: broadcast::Sender<Event>,
+    /// Tells that an epoch of some node may have risen.
+    pub(crate) anew: watch::Sender<()>,
 }
 
 impl NodeKit {
@@ -69,7 +77,8 @@ impl NodeKit {
     pub(crate) fn node(&self, dialer: &Dialer, messages: Purpose) -> Node {
         let link = |purpose| {
             let (clock, jitter) = (self.clock.clone(), Arc::clone(&self.jitter));
-            Link::new(self.config, dialer.clone(), purpose, clock, jitter, self.events.clone())
+            let (events, anew) = (self.events.clone(), self.anew.clone());
+            Link::new(self.config, dialer.clone(), purpose, clock, jitter, events, anew)
         };
         Node {
             commands: link(Purpose::Commands),
@@ -127,20 +136,14 @@ impl Nodes {
         shares
     }
 
-    /// The number of the one command connection: session holds live on it. A cluster has none.
-    pub(crate) fn commands_epoch(&self) -> u64 {
-        match self {
-            Self::One { node, .. } => node.commands.epoch(),
-            Self::Cluster(_) => 0,
-        }
-    }
-
-    /// Ends when that connection has been replaced by another.
-    pub(crate) async fn commands_newer_than(&self, epoch: u64) {
-        match self {
-            Self::One { node, .. } => node.commands.newer_than(epoch).await,
-            Self::Cluster(_) => pending().await,
-        }
+    /// The epochs that there are now for a key.
+    pub(crate) fn epochs(&self, key: &[u8]) -> Epochs {
+        let node = self.of(key);
+        let messages = match self {
+            Self::One { node, .. } => node.messages.epoch(),
+            Self::Cluster(cluster) => cluster.subscriptions(slot_of(key)),
+        };
+        Epochs { messages, commands: node.commands.epoch() }
     }
 
     /// Whom a node has named for this one request: it has the key no more, and has the slot still.
@@ -296,11 +299,17 @@ impl Cluster {
         channel.inbox()
     }
 
+    /// How often our channel for a slot has been subscribed to.
+    fn subscriptions(&self, slot: Slot) -> u64 {
+        lock(&self.channels).get(&slot).map_or(0, |channel| channel.epoch())
+    }
+
     /// A node says that a channel is subscribed to, or that it is not any more.
     fn hear_of_subscription(&self, channel: &[u8], is_on: bool) {
         if let Some(channel) = lock(&self.channels).get(&slot_of(channel)) {
             if is_on {
                 channel.confirm();
+                self.kit.anew.send_replace(());
             } else {
                 channel.end();
             }

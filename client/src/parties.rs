@@ -212,6 +212,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::hold::{Grant, Keeping};
+    use crate::nodes::Epochs;
     use crate::observe::Holding;
     use flock_core::{Millis, Time};
 
@@ -237,7 +238,8 @@ mod tests {
 
     fn hold(held: u64) -> Arc<Hold> {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends: None };
-        let grant = Grant { token: token(held), believed_until: Time::NEVER, confirmed: true };
+        let epochs = Epochs::default();
+        let grant = Grant { token: token(held), believed_until: Time::NEVER, confirmed: true, epochs };
         let holding = Holding::begin(&Clock::Boottime, b"k", grant.token, &tracing::Span::none());
         Arc::new(Hold::new(name(1), keeping, None, grant, holding))
     }

@@ -48,14 +48,6 @@ impl Inbox {
         }
     }
 
-    /// Rises with each new subscription.
-    pub(crate) fn epoch(&self) -> u64 {
-        match self {
-            Self::Client { node, .. } => node.messages.epoch(),
-            Self::Shard { channel, .. } => *channel.confirmed.borrow(),
-        }
-    }
-
     /// Ends when there is a subscription with a higher epoch.
     pub(crate) async fn newer_than(&self, epoch: u64) {
         match self {
@@ -105,6 +97,11 @@ impl ShardChannel {
         if let Some(task) = self.task.get() {
             task.abort();
         }
+    }
+
+    /// Rises with each new subscription.
+    pub(crate) fn epoch(&self) -> u64 {
+        *self.confirmed.borrow()
     }
 
     pub(crate) fn confirm(&self) {

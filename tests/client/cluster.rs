@@ -31,6 +31,7 @@ on_own_servers![
     primary_that_is_cut_off_is_left,
     rolling_restart_loses_nothing,
     rolling_upgrade_loses_nothing,
+    loss_that_went_with_the_message_link_is_told_with_the_next,
     outage_is_no_storm,
     what_makes_no_sense_in_a_cluster_is_told,
     users_need_few_permissions,
@@ -151,6 +152,26 @@ fn lock_follows_its_slot(cluster: &Cluster, carry: fn(&mut Migration<'_>, &str))
             assert_eq!(timeout(SOON, holder.lost()).await.unwrap(), Some(LossReason::Revoked));
             holder = flock.lock(key).lease(ms(6000)).wait(SOON).await.unwrap();
         }
+    });
+}
+
+fn loss_that_went_with_the_message_link_is_told_with_the_next(builder: server::Builder) {
+    // The channel is subscribed to anew; the next renewal is due in ten seconds.
+    let cluster = Cluster::start(&builder, PRIMARIES);
+    within_bounds(async {
+        let flock = connect(&cluster).await;
+        let key = format!("{}k", tags(&cluster, PRIMARIES)[0]);
+        let guard = held(&flock, &key).await;
+        guard.renew().await.unwrap();
+        sleep(ms(150)).await; // in charge of the keep-alive
+        let mut admin = cluster.nodes[0].connect(Protocol::Resp2);
+        for command in [["MULTI"].as_slice(), &["CLIENT", "KILL", "TYPE", "pubsub"], &["FLOCK.REVOKE", &key], &["EXEC"]]
+        {
+            admin.cmd(command);
+        }
+        let began = Instant::now();
+        assert_eq!(timeout(SOON, guard.lost()).await.expect("it is told"), Some(LossReason::Gone));
+        assert_in_time(began, began.elapsed(), ms(2000));
     });
 }
 

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::scene::{
     SOON, assert_in_time, assert_kept, connect, connections, give_back, held, held_and_waiting, is_current, kill, ms,
-    on, quick, stalled_since, url, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
+    on, quick, settled, stalled_since, url, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
 };
 
 on_own_servers![
@@ -23,6 +23,7 @@ on_own_servers![
     silent_command_link_is_replaced,
     lost_replies_lock_nothing_twice,
     restarted_server_is_found_again,
+    loss_by_a_restart_is_told_when_the_server_is_back,
     hold_survives_a_short_cut,
     late_request_of_a_dead_connection_costs_nothing,
     late_request_costs_its_claim_where_connections_may_not_be_killed,
@@ -142,6 +143,25 @@ fn restarted_server_is_found_again(builder: Builder) {
         let reason = timeout(SOON, guard.lost()).await.unwrap();
         assert!(matches!(reason, Some(LossReason::Gone | LossReason::Expired)), "{reason:?}");
         assert!(next.token() > guard.token());
+    });
+}
+
+fn loss_by_a_restart_is_told_when_the_server_is_back(builder: Builder) {
+    // Nothing is saved, and others get the locks at once. The next renewal is due in ten seconds.
+    within_bounds(async {
+        let mut server = builder.start();
+        let flock = connect(server.addr()).await;
+        let mut guards = vec![settled(&flock, "k").await];
+        for keep_alive in [true, false] {
+            guards.push(flock.lock(format!("{keep_alive}")).keep_alive(keep_alive).await.unwrap());
+        }
+        sleep(ms(150)).await; // in charge of the keep-alive
+        server.restart();
+        let began = Instant::now();
+        for guard in guards {
+            assert_eq!(timeout(SOON, guard.lost()).await.expect("it is told"), Some(LossReason::Gone));
+        }
+        assert_in_time(began, began.elapsed(), ms(2500)); // the pauses between attempts to connect are below a second
     });
 }
 

@@ -28,6 +28,9 @@ on_own_servers![
     flushed_hold_is_told_at_once,
     unreachable_server_is_a_loss_at_the_local_deadline,
     renewal_finds_a_loss_that_was_not_heard,
+    loss_that_went_with_the_message_link_is_told_with_the_next,
+    loss_is_told_over_the_next_command_link_where_no_messages_are_heard,
+    new_link_costs_one_renewal_of_each_hold,
     longest_hold_ends_though_it_is_kept_alive,
     session_ends_soon_after_its_connection,
     session_moves_to_the_next_connection,
@@ -159,6 +162,66 @@ fn renewal_finds_a_loss_that_was_not_heard(builder: Builder) {
         let guard = flock.lock("k").lease(ms(900)).wait_mode(flock_client::WaitMode::Poll).await.unwrap();
         revoke(&server, "k");
         assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Some(LossReason::Gone));
+    });
+}
+
+fn loss_that_went_with_the_message_link_is_told_with_the_next(builder: Builder) {
+    // The connection ends in the same step as the hold: nobody hears the message. The next renewal is due in ten seconds; what is not
+    // renewed at all is asked after as well.
+    on(&builder, async |server, flock: Flock| {
+        for end in [["FLOCK.REVOKE", "k"].as_slice(), &["DEL", "k"], &["FLUSHALL"]] {
+            for keep_alive in [true, false] {
+                let guard = flock.lock("k").keep_alive(keep_alive).wait(SOON).await.unwrap();
+                guard.renew().await.unwrap();
+                let kept = settled(&flock, "kept").await;
+                sleep(ms(150)).await; // in charge of the keep-alive
+                let listening = connections(&server, true).len();
+                let mut admin = server.connect(Protocol::Resp2);
+                for command in [["MULTI"].as_slice(), &["CLIENT", "KILL", "TYPE", "pubsub"], end, &["EXEC"]] {
+                    admin.cmd(command);
+                }
+                let began = Instant::now();
+                assert_eq!(timeout(SOON, guard.lost()).await.expect("it is told"), Some(LossReason::Gone));
+                assert_in_time(began, began.elapsed(), ms(1000));
+                if end != ["FLUSHALL"] {
+                    assert_kept(&server, &kept, began, ms(30_000));
+                }
+                wait_until("it listens again", SOON, || connections(&server, true).len() == listening);
+            }
+        }
+    });
+}
+
+fn loss_is_told_over_the_next_command_link_where_no_messages_are_heard(builder: Builder) {
+    on(&builder, async |server, _| {
+        let flock = quick(server.addr()).without_pubsub().connect().await.unwrap();
+        let guard = settled(&flock, "k").await;
+        sleep(ms(150)).await; // in charge of the keep-alive
+        revoke(&server, "k");
+        kill(&server, &connections(&server, false));
+        let began = Instant::now();
+        assert_eq!(timeout(SOON, guard.lost()).await.expect("it is told"), Some(LossReason::Gone));
+        assert_in_time(began, began.elapsed(), ms(1000));
+    });
+}
+
+fn new_link_costs_one_renewal_of_each_hold(builder: Builder) {
+    on(&builder, async |server, flock: Flock| {
+        let (mut guards, began) = (Vec::new(), Instant::now());
+        for number in 0..300 {
+            guards.push(flock.lock(format!("k{number}")).lease(ms(60_000)).await.unwrap());
+        }
+        wait_until_called(&server, "FLOCK.RENEW", 300); // the claims are confirmed
+        sleep(ms(200)).await;
+        kill(&server, &connections(&server, true));
+        wait_until_called(&server, "FLOCK.RENEW", 600);
+        sleep(ms(500)).await;
+        let stats = server.info("commandstats");
+        let renewals = stats.get("cmdstat_FLOCK.RENEW").expect("some were sent");
+        assert!(renewals.starts_with("calls=600,"), "{renewals}");
+        for guard in &guards {
+            assert_kept(&server, guard, began, ms(5000));
+        }
     });
 }
 
