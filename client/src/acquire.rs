@@ -212,6 +212,8 @@ struct Attempt {
     requests: u32,
     /// Whether one of them may still be carried out, or was with its answer lost.
     unanswered: bool,
+    /// Whether the server has ever queued the request, or granted it.
+    admitted: bool,
     /// Whether a claim may have been confirmed, so that it lasts for the lease.
     confirming: bool,
     /// Whether the server has ever answered that others hold the lock.
@@ -251,6 +253,7 @@ impl Attempt {
             first_sent: None,
             requests: 0,
             unanswered: false,
+            admitted: false,
             confirming: false,
             others_hold: false,
             trouble: None,
@@ -459,6 +462,7 @@ impl Attempt {
                 self.pulse = Some(answer.pulse);
                 self.backoff.reset();
                 self.trouble = None;
+                self.admitted |= answer.reply != Acquired::Busy;
                 match answer.reply {
                     // Without a claim each request extends the lease: it counts from this one.
                     Acquired::Granted(token) if self.name.id.is_some() => {
@@ -590,7 +594,8 @@ impl Drop for Attempt {
         }
         let counted = self.engine.errands.add();
         self.engine.parties.leave(self.name.number);
-        if self.requests > 0 {
+        // Who was refused, or has found others only, has left nothing behind.
+        if self.unanswered || self.admitted {
             // A queued request that is not released ends by itself, and so does the grant that it may become.
             let lasts = self.claim.filter(|_| !self.confirming).unwrap_or(self.lease);
             let until = self.engine.after(QUEUED_MAX + duration(lasts));

@@ -9,9 +9,10 @@ use flock_tests::args;
 use flock_tests::on_own_servers;
 use flock_tests::resp::Protocol;
 use flock_tests::server::Builder;
+use flock_tests::topology::Replicated;
 
 use crate::scene::{
-    SOON, assert_in_time, give_back, held, held_and_waiting, is_current, ms, on, quick, revoke, settled,
+    SOON, assert_in_time, connect, give_back, held, held_and_waiting, is_current, ms, on, quick, revoke, settled, url,
     wait_until_called, wait_until_nothing_is_left, wait_until_waiting, within_bounds,
 };
 
@@ -32,6 +33,7 @@ on_own_servers![
     locks_that_cannot_all_be_had_leave_none,
     crossing_sets_of_locks_do_not_deadlock,
     refusal_of_the_server_is_told,
+    refused_acquisition_leaves_nothing_to_give_back,
     user_without_pubsub_polls,
     wrong_password_is_told_at_once,
     server_without_the_module_is_told_at_once,
@@ -237,6 +239,26 @@ fn refusal_of_the_server_is_told(builder: Builder) {
         let AcquireError::Server(error) = error else { panic!("{error:?}") };
         assert_eq!(error.code(), "WRONGTYPE");
         assert!(!error.is_retryable());
+    });
+}
+
+fn refused_acquisition_leaves_nothing_to_give_back(builder: Builder) {
+    // By a replica for being one, by the lock for being a string, or because others hold it: in no case is there anything to release.
+    let servers = Replicated::start(&builder, 1);
+    within_bounds(async {
+        let [flock, follower] = [&servers.primary, &servers.replicas[0]].map(|server| server.addr());
+        let (flock, follower) = (connect(flock).await, connect(follower).await);
+        let error = follower.lock("k").wait(ms(100)).await.unwrap_err();
+        assert!(matches!(&error, AcquireError::Server(error) if error.code() == "READONLY"), "{error:?}");
+        let began = Instant::now();
+        follower.shutdown(SOON).await.unwrap();
+        assert_in_time(began, began.elapsed(), ms(1000));
+        let _held = held(&flock, "k").await;
+        assert!(flock.lock("k").try_acquire().await.unwrap().is_none());
+        servers.primary.connect(Protocol::Resp2).cmd(&["SET", "string", "x"]);
+        flock.lock("string").await.unwrap_err();
+        flock.ping().await.unwrap();
+        assert_eq!(servers.primary.info("commandstats").get("cmdstat_FLOCK.RELEASE"), None);
     });
 }
 
