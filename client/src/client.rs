@@ -200,7 +200,7 @@ impl Builder {
     }
 
     /// Who the client is to the server, instead of what the URL says: so that a password need not be written into one. Without a user
-    /// it is that of the URL, or the server's default one.
+    /// it is that of the URL, or the server's default one. A user that needs no password (`nopass`) has any: give an empty one.
     pub fn credentials(mut self, user: Option<&str>, password: &str) -> Self {
         self.credentials = Credentials { user: user.map(str::to_owned), password: Some(password.to_owned()) };
         self
@@ -320,17 +320,34 @@ impl Builder {
 
     fn client(&self, url: &str) -> Result<Client, ConnectError> {
         // The error of the parser is not kept: it may quote the password.
-        let wrong =
-            |_| ConnectError::Config("not a URL of the form valkey://[user][:password@]host[:port][/db]".into());
+        let wrong = |_| {
+            ConnectError::Config(
+                "not a URL of the form valkey://[user][:password@]host[:port][/db]; in a password write %2F for /"
+                    .into(),
+            )
+        };
         let scheme = url.split(':').next().unwrap_or_default().to_ascii_lowercase();
         if !cfg!(feature = "tls") && matches!(&*scheme, "rediss" | "valkeys") {
             return Err(ConnectError::Config("TLS needs this crate's feature \"tls\"".into()));
         }
         if url.contains('#') {
-            return Err(ConnectError::Config("a URL with a fragment: there is no insecure mode".into()));
+            return Err(ConnectError::Config(
+                "a URL with a fragment: there is no insecure mode; in a password write %23 for #".into(),
+            ));
+        }
+        if !is_unix(&scheme) && url.contains('?') {
+            return Err(ConnectError::Config(
+                "a URL with a query: nothing reads it; in a password write %3F for ?".into(),
+            ));
         }
         let info = url.into_connection_info().map_err(wrong)?;
         let settings = self.credentials.added_to(info.redis_settings().clone()).set_protocol(ProtocolVersion::RESP3);
+        // It would not be sent: who is named would not be who asks.
+        if settings.username().is_some() && settings.password().is_none() {
+            return Err(ConnectError::Config(
+                "a user without a password: write :password@ for a password alone, or give one with Builder::credentials".into(),
+            ));
+        }
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
         #[cfg(feature = "tls")]
@@ -455,6 +472,11 @@ async fn knows_our_commands(commands: &Link) -> Result<(), ConnectError> {
         Err(CallError::Server(error)) if error.is_unknown_command() => Err(ConnectError::NoModule(error)),
         _ => Ok(()),
     }
+}
+
+/// Whether a URL with this scheme names a socket in the file system.
+fn is_unix(scheme: &str) -> bool {
+    scheme.split('+').any(|part| part == "unix")
 }
 
 /// What a client needs beside its settings.
@@ -616,8 +638,22 @@ mod tests {
 
     #[test]
     fn urls_without_a_meaning_are_refused() {
-        for url in ["", "host", "http://host", "rediss://host/#insecure", "valkey://host#x"] {
-            assert!(matches!(Flock::builder(url).dialer(), Err(ConnectError::Config(_))), "{url}");
+        let told = |url| match Flock::builder(url).topology() {
+            Err(ConnectError::Config(what)) => what,
+            outcome => panic!("{url}: {outcome:?}", outcome = outcome.err()),
+        };
+        for url in ["", "host", "http://host", "valkey://:pass/word@host"] {
+            assert!(told(url).starts_with("not a URL of the form"), "{url}");
+        }
+        for url in ["rediss://host/#insecure", "valkey://host#x", "valkey://:pass#word@host"] {
+            assert!(told(url).contains("write %23"), "{url}");
+        }
+        for url in ["valkey://host?x=1", "valkey://host/1?protocol=resp2"] {
+            assert!(told(url).contains("query"), "{url}");
+        }
+        for url in ["valkey://secret@host", "unix:///s?user=me", "valkey+sentinel://me@a/s", "valkey+cluster://me@a"] {
+            assert!(told(url).starts_with("a user without a password"), "{url}");
+            assert!(Flock::builder(url).credentials(None, "x").topology().is_ok(), "{url}");
         }
         for url in ["rediss://host", "valkeys://host"] {
             assert_eq!(Flock::builder(url).dialer().is_ok(), cfg!(feature = "tls"), "{url}");
