@@ -21,6 +21,7 @@ use crate::engine::Engine;
 use crate::error::{AcquireError, HoldError, LossReason, ServerError};
 use crate::guard;
 use crate::hold::Hold;
+use crate::link::Cause;
 use crate::mutex::lock;
 use crate::wire;
 
@@ -80,7 +81,7 @@ impl Replicas {
         let deadline = Instant::now() + asked.within;
         let in_time =
             timeout_at(deadline + self.response_timeout, self.acknowledge_by(deadline, engine, hold, asked.replicas));
-        in_time.await.unwrap_or_else(|_| Err(AcquireError::Unavailable(no_answer().into())))
+        in_time.await.unwrap_or_else(|_| Err(AcquireError::Unavailable(Cause::of(no_answer()))))
     }
 
     async fn acknowledge_by(
@@ -103,7 +104,8 @@ impl Replicas {
             requests.cmd("WAIT").arg(wanted).arg(left);
             requests
         };
-        let replies = self.send(requests, deadline).await.map_err(|error| AcquireError::Unavailable(error.into()))?;
+        let replies =
+            self.send(requests, deadline).await.map_err(|error| AcquireError::Unavailable(Cause::of(error)))?;
         if let Value::ServerError(error) = &replies.renewal {
             return Err(AcquireError::Server(server_error(error)));
         }

@@ -719,6 +719,9 @@ mod tests {
         let error = builder.connect().await.unwrap_err();
         assert!(matches!(error, ConnectError::Unavailable(_)), "{error:?}");
         assert!(error.is_retryable());
+        let first = std::error::Error::source(&error).unwrap();
+        assert!(first.to_string().starts_with("Connection refused"), "{first}");
+        assert!(first.source().is_none(), "the same reason again: {:?}", first.source());
     }
 
     #[tokio::test]

@@ -76,6 +76,25 @@ pub(crate) enum Purpose {
     },
 }
 
+/// What has gone wrong below. The `redis` crate says what it has from below itself, and names it as its source too: here that is said
+/// once.
+#[derive(Debug)]
+pub(crate) struct Cause(Arc<RedisError>);
+
+impl Cause {
+    pub(crate) fn of(error: impl Into<Arc<RedisError>>) -> Source {
+        Box::new(Self(error.into()))
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Cause {}
+
 /// Why a call has no answer.
 #[derive(Debug)]
 pub(crate) enum CallError {
@@ -535,7 +554,7 @@ impl Link {
     fn not_sent(&self) -> CallError {
         self.dialer.doubt();
         let trouble = lock(&self.trouble).clone();
-        CallError::NotSent(trouble.map_or_else(|| timed_out("not connected yet").into(), Into::into))
+        CallError::NotSent(Cause::of(trouble.unwrap_or_else(|| timed_out("no connection").into())))
     }
 
     /// Why there is no connection, if that was the last trouble and will be so again.
@@ -559,12 +578,12 @@ impl Link {
                 Some(error) => Err(self.refused(up.epoch, error)),
                 None => {
                     self.condemn(up.epoch);
-                    Err(CallError::Unanswered(error.into()))
+                    Err(CallError::Unanswered(Cause::of(error)))
                 }
             },
             Err(_) => {
                 self.count_timeout(up.epoch, sent);
-                Err(CallError::Unanswered(timed_out("no answer in time").into()))
+                Err(CallError::Unanswered(Cause::of(timed_out("no answer in time"))))
             }
         }
     }
@@ -577,7 +596,7 @@ impl Link {
         read(reply).ok_or_else(|| {
             tracing::warn!(link = self.name(), epoch, "a reply that cannot be one: the connection is out of step");
             self.condemn(epoch);
-            CallError::Unanswered(timed_out("a reply that cannot be one").into())
+            CallError::Unanswered(Cause::of(timed_out("a reply that cannot be one")))
         })
     }
 
@@ -613,7 +632,7 @@ impl Link {
 pub(crate) fn refusal(trouble: &Arc<RedisError>) -> Option<ConnectError> {
     #[cfg(feature = "tls")]
     if crate::tls::is_distrust(trouble) {
-        return Some(ConnectError::Tls(Arc::clone(trouble).into()));
+        return Some(ConnectError::Tls(Cause::of(Arc::clone(trouble))));
     }
     if trouble.kind() == ErrorKind::MasterNameNotFoundBySentinel {
         return Some(ConnectError::Config(trouble.detail().unwrap_or_default().to_owned().into()));

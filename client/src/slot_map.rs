@@ -198,7 +198,7 @@ impl SlotMap {
             }
             let pause = backoff.next(&self.jitter);
             if Instant::now() + pause >= until {
-                return Err(ConnectError::Unavailable(trouble.into()));
+                return Err(ConnectError::Unavailable(link::Cause::of(trouble)));
             }
             sleep(pause).await;
         }

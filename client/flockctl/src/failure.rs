@@ -40,10 +40,7 @@ impl Failure {
         let mut message = error.to_string();
         let mut below = error.source();
         while let Some(source) = below {
-            let reason = source.to_string();
-            if !message.contains(&reason) {
-                message = format!("{message}: {reason}");
-            }
+            message = format!("{message}: {source}");
             below = source.source();
         }
         Self { code, message }
