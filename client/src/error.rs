@@ -64,7 +64,7 @@ pub enum ConnectError {
     #[error("the server cannot be reached")]
     Unavailable(#[source] Source),
     /// The server refused us: wrong password, unknown user, no such database.
-    #[error("the server refused the connection")]
+    #[error("the server refused the connection{}", cure(.0))]
     Server(#[source] ServerError),
     /// The server is there, and knows no command of FLOCK's.
     #[error("the server has not loaded FLOCK's module: start it with --loadmodule .../libflock.so")]
@@ -73,6 +73,19 @@ pub enum ConnectError {
     /// trust; or it does not accept ours, or wants one.
     #[error("no trusted TLS connection")]
     Tls(#[source] Source),
+}
+
+/// What its user can do about such a refusal, where that is known.
+fn cure(refusal: &ServerError) -> &'static str {
+    let is_about = |word| refusal.message.contains(word);
+    match refusal.known() {
+        Some(ErrorCode::NoAuth) if refusal.message.starts_with("sentinel ") => " (give Builder::sentinel_credentials)",
+        Some(ErrorCode::NoAuth) => " (give a password: in the URL, or by Builder::credentials)",
+        Some(ErrorCode::NoPerm) if is_about("channel") || is_about("subscribe") => {
+            " (let the user subscribe to channels &flock:*, or connect with Builder::without_pubsub)"
+        }
+        _ => "",
+    }
 }
 
 impl ConnectError {

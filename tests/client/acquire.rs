@@ -36,6 +36,7 @@ on_own_servers![
     refused_acquisition_leaves_nothing_to_give_back,
     user_without_pubsub_polls,
     wrong_password_is_told_at_once,
+    missing_password_is_told_with_its_cure,
     server_without_the_module_is_told_at_once,
     events_tell_of_a_loss,
 ];
@@ -267,6 +268,7 @@ fn user_without_pubsub_polls(builder: Builder) {
         server.connect(Protocol::Resp2).cmd(&["ACL", "SETUSER", "u", "on", ">p", "+@all", "~*", "resetchannels"]);
         let url = format!("valkey://u:p@{}", server.addr());
         let error = Flock::connect(&url).await.unwrap_err();
+        assert!(error.to_string().contains("&flock:*") && error.to_string().contains("without_pubsub"), "{error}");
         let ConnectError::Server(error) = error else { panic!("{error:?}") };
         assert_eq!(error.code(), "NOPERM");
         let flock = Flock::builder(&url).without_pubsub().connect().await.unwrap();
@@ -286,6 +288,19 @@ fn wrong_password_is_told_at_once(builder: Builder) {
         assert_in_time(began, began.elapsed(), ms(1000));
         assert!(!error.is_retryable(), "{error:?}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    });
+}
+
+fn missing_password_is_told_with_its_cure(builder: Builder) {
+    on(&builder, async |server, _| {
+        let mut admin = server.connect(Protocol::Resp2);
+        admin.cmd(&["ACL", "SETUSER", "open", "on", "nopass", "+@all", "~*", "&*"]);
+        admin.cmd(&["CONFIG", "SET", "requirepass", "secret"]);
+        let error = Flock::connect(&url(server.addr())).await.unwrap_err();
+        assert!(matches!(&error, ConnectError::Server(error) if error.code() == "NOAUTH"), "{error:?}");
+        assert!(error.to_string().contains("Builder::credentials"), "{error}");
+        let flock = quick(server.addr()).credentials(Some("open"), "").connect().await.unwrap();
+        assert!(held(&flock, "k").await.is_valid());
     });
 }
 
