@@ -203,7 +203,7 @@ impl Engine {
     /// Tells of a loss that has just been marked.
     pub(crate) fn tell_loss(&self, hold: &Hold, reason: LossReason) {
         let token = hold.token();
-        hold.holding.lost(reason);
+        hold.holding.lost(&hold.name.key, token, reason);
         let _ = self.events.send(Event::Lost { key: hold.name.key.to_vec(), token, reason });
         self.parties.leave(hold.name.number);
     }

@@ -139,8 +139,9 @@ impl Holding {
         metrics::counter!("flock_client_renew_failures_total").increment(1);
     }
 
-    pub(crate) fn lost(&self, reason: LossReason) {
-        tracing::warn!(parent: &self.span, %reason, "lock lost");
+    /// The event says which lock by itself: who filters warnings has no span.
+    pub(crate) fn lost(&self, key: &[u8], token: Token, reason: LossReason) {
+        tracing::warn!(parent: &self.span, key = %key.escape_ascii(), %token, %reason, "lock lost");
         #[cfg(feature = "metrics")]
         metrics::counter!("flock_client_lost_total", "reason" => word(reason)).increment(1);
         self.end("lost");

@@ -187,6 +187,13 @@ fn spans_tell_of_every_outcome_and_no_secret() {
             events.iter().filter(|event| event.name == level && field(event, "message") == text).count()
         };
         assert_eq!(told("WARN", "lock lost"), 2);
+        let losses = events.iter().filter(|event| field(event, "message") == "lock lost");
+        let losses: Vec<_> = losses.map(|loss| (field(loss, "key"), field(loss, "reason"))).collect();
+        let expected = [("k", "revoked"), ("kept", "the client is shut down")];
+        assert_eq!(losses, expected.map(|(key, reason)| (key.to_owned(), reason.to_owned())));
+        let has_token = |event: &Told| field(event, "token").parse::<u64>().is_ok();
+        assert!(events.iter().filter(|event| field(event, "message") == "lock lost").all(has_token));
+        assert_eq!(told("WARN", "a lock could not be given back"), 0, "what was refused is not to be given back");
         assert!(told("DEBUG", "renewed") >= 2 && told("DEBUG", "renewal failed") >= 1);
         let everything = format!("{spans:?}{events:?}");
         assert!(everything.contains("renewed") && !everything.contains("secret"));
