@@ -162,7 +162,7 @@ impl Builder {
     }
 
     /// One connection only, for a user that may not subscribe to `flock:*` channels: every wait is a [`WaitMode::Poll`], and a loss is
-    /// noticed by the next renewal, at a third of the lease.
+    /// noticed by the next renewal, at a third of the lease or over a new connection.
     ///
     /// [`WaitMode::Poll`]: crate::WaitMode::Poll
     pub fn without_pubsub(mut self) -> Self {
@@ -228,7 +228,7 @@ impl Builder {
         self
     }
 
-    /// Connects: both connections are up and the client's channel is subscribed when this returns. Of a cluster one node has answered
+    /// Connects, and tries again and again until the connect timeout is over, unless the server refuses us: both connections are up and the client's channel is subscribed when this returns. Of a cluster one node has answered
     /// then who serves what; connections to the nodes are made when they are needed.
     ///
     /// From then on the client keeps them up by itself, for ever.

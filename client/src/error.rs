@@ -196,7 +196,8 @@ pub enum RunError {
     /// The work was not begun.
     #[error(transparent)]
     Acquire(#[from] AcquireError),
-    /// The lock was lost while the work ran. The work was cancelled at its next await, if it had one; what it had done is done.
+    /// The lock was lost while the work ran. The work was cancelled at its next await, if it had one; what it had done is done. Or it had
+    /// ended, and the release found the hold gone: when it was lost is not known then, and the work's result is dropped.
     #[error("the lock was lost while the work ran: {0}")]
     Lost(LossReason),
 }
@@ -228,8 +229,9 @@ pub enum LossReason {
     /// The database was flushed.
     #[error("the database was flushed")]
     Flushed,
-    /// The server does not know the hold any more, and we have not heard why: the server lost it in a restart or a failover, or the
-    /// message was lost.
+    /// The server does not know the hold any more, and we have not heard why: the server lost it in a restart or a failover, its databases
+    /// were swapped (`SWAPDB`), or the message was lost. It is found by the next renewal: at a third of the lease, or at once over a new
+    /// connection.
     #[error("the server does not know the hold any more")]
     Gone,
     /// A session hold's connection was gone, or silent, for as long as its grace.

@@ -80,7 +80,7 @@ impl Guard {
     }
 
     /// The fencing token: higher than that of every earlier holder. Send it with every write; the storage accepts it if it is
-    /// higher than the last, or the last itself. An upgrade changes it.
+    /// greater than the highest one seen, or equal. An upgrade changes it.
     #[must_use]
     pub fn token(&self) -> Token {
         self.hold().token()
@@ -97,12 +97,14 @@ impl Guard {
     /// before the server's lease ends, also in a process that was stopped or starved, and for a suspended machine. What ends the hold
     /// before its lease is known when the server's message is here; to a client that hears none ([`WaitMode::Poll`](crate::WaitMode::Poll),
     /// [`Builder::without_pubsub`](crate::Builder::without_pubsub)) by the next renewal, at a third of the lease.
+    /// What is lost while there is no connection is known a round trip after there is one again: then every hold is renewed at once.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.hold().is_valid(self.engine().clock.now())
     }
 
-    /// For how long it is certainly held if it is never renewed again; zero once it is lost.
+    /// For how long it is certainly held if it is never renewed again; zero once it is lost. Of a new hold that is what is left of its
+    /// claim ([`Builder::claim`](crate::Builder::claim), 5 s), until it is confirmed a tenth of a second later: then it is the lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if self.hold().is_kept() { self.engine().clock.until(self.hold().believed_until()) } else { Duration::ZERO }
@@ -110,14 +112,18 @@ impl Guard {
 
     /// Ends when the lock is lost, with the reason; with `None` when it was released, dropped or leaked before that.
     ///
-    /// The future borrows nothing, so it goes into a `select!` beside work that uses the guard. It keeps the client alive.
+    /// The future borrows nothing, so it goes into a `select!` beside work that uses the guard. It keeps the client alive. Each time it
+    /// is polled it looks at the clock: in a process that was stopped for longer than the lease it is ready before anybody has told. So it
+    /// comes first, and `biased` keeps it first; or else the work may go on before the loss is seen. [`Guard::watch`] needs no such care, and
+    /// looks again when the work is done: prefer it where it fits.
     ///
     /// ```no_run
     /// # async fn work(_token: flock_client::Token) {}
     /// # async fn example(guard: flock_client::Guard) {
     /// tokio::select! {
-    ///     () = work(guard.token()) => {}
+    ///     biased;
     ///     Some(reason) = guard.lost() => println!("stopped: {reason}"),
+    ///     () = work(guard.token()) => {}
     /// }
     /// # }
     /// ```
@@ -127,7 +133,15 @@ impl Guard {
     pub fn lost(&self) -> impl Future<Output = Option<LossReason>> + Send + use<> {
         let (hold, flock) = (Arc::clone(self.hold()), self.flock.clone());
         async move {
-            let reason = hold.lost().await;
+            let mut told = pin!(hold.lost());
+            let reason = std::future::poll_fn(|context| {
+                // One that has ended was given back, whatever the clock says.
+                match hold.loss(flock.engine().clock.now()).filter(|_| hold.is_kept()) {
+                    Some(reason) => Poll::Ready(Some(reason)),
+                    None => told.as_mut().poll(context),
+                }
+            });
+            let reason = reason.await;
             drop(flock); // until then the thread must live that tells
             reason
         }
@@ -487,5 +501,26 @@ impl GuardSet {
             }
         }
         outcome
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::testing::Server;
+
+    #[tokio::test(start_paused = true)]
+    async fn stopped_process_hears_of_the_loss_before_it_works_on() {
+        let server = Server::new();
+        let flock = server.client().await;
+        let guard = flock.lock("k").lease(Duration::from_secs(30)).await.unwrap();
+        let mut lost = Box::pin(guard.lost());
+        let mut poll = || {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            lost.as_mut().poll(&mut context)
+        };
+        assert!(poll().is_pending());
+        guard.hold().expire(); // nobody has told: the client's thread has not run yet
+        assert_eq!(poll(), Poll::Ready(Some(LossReason::Expired)));
     }
 }

@@ -231,6 +231,12 @@ impl Hold {
         self.is_kept() && now < self.believed_until()
     }
 
+    /// As if the time of its belief were over.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn expire(&self) {
+        self.lease_until_us.store(0, Ordering::Release);
+    }
+
     /// Why it is not valid; none if it is. A belief that has run out is a loss though nobody has said so yet.
     pub(crate) fn loss(&self, now: Time) -> Option<LossReason> {
         match self.loss.get() {

@@ -70,13 +70,15 @@ impl Lock {
     }
 
     /// How long a grant lasts unless it is renewed; rounded up to whole milliseconds, at most what the server allows (24 h unless
-    /// configured). The keep-alive renews it at a third, so it bounds how long others wait after this process has died.
+    /// configured). The keep-alive renews it at a third, so it bounds how long others wait after this process has died. A
+    /// new hold is a claim at first, for [`Builder::claim`](crate::Builder::claim), until it is confirmed a tenth of a second later.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.request.lease = lease;
         self
     }
 
-    /// Wait for at most this long, then fail with [`AcquireError::TimedOut`]. Without it the wait has no end; zero only tries.
+    /// Wait for at most this long, then fail with [`AcquireError::TimedOut`]. Without it the wait has no end; zero only tries,
+    /// as [`Lock::try_acquire`] does.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.request.patience = if wait.is_zero() { Patience::Try } else { Patience::AtMost(wait) };
         self
@@ -198,7 +200,8 @@ impl Lock {
         self.await
     }
 
-    /// Acquires the lock if nobody is in the way; `None` if somebody holds it or waits for it. One round trip.
+    /// Acquires the lock if nobody is in the way; `None` if somebody holds it or waits for it. One round trip; at a
+    /// server that says nothing, [`Builder::operation_timeout`](crate::Builder::operation_timeout) (5 s).
     ///
     /// # Errors
     /// [`AcquireError::Unavailable`] if the server gave no answer within the operation timeout; the others as [`Lock::acquire`].
@@ -217,8 +220,9 @@ impl Lock {
     /// ready at once is none.
     ///
     /// # Errors
-    /// [`RunError::Acquire`] if `work` was not begun, [`RunError::Lost`] if it was not finished under the lock. A release without an answer
-    /// is no error: it goes on in the background.
+    /// [`RunError::Acquire`] if `work` was not begun, [`RunError::Lost`] if it was not finished under the lock: also if it had ended, and
+    /// only the release found the hold gone. What it returned is dropped then; where that is needed, acquire, [`Guard::watch`] and release
+    /// by hand. A release without an answer is no error: it goes on in the background.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work` and releases the lock in the background.

@@ -14,7 +14,9 @@ use core::num::NonZeroU64;
 
 /// A fencing token: 1 to 2^53 - 1, exact in JavaScript numbers; at most 14 digits until 2056, exact in Lua's `tostring` and cjson.
 ///
-/// The storage rule: accept a write if its token is greater than the last one seen, or equal and from the same owner.
+/// The storage rule: accept a write if its token is greater than the highest one seen, or equal. No two grants of a lock have the same
+/// token, so an equal one is the same grant's. Only where servers with counters of their own may write the same row must the owner be the
+/// same as well.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(NonZeroU64);
 
