@@ -514,6 +514,7 @@ impl Attempt {
                     let believed_until = believed_until(answer.sent, self.lease);
                     return Ok(answer.reply.then_some(Grant {
                         token,
+                        mode: self.request.mode,
                         believed_until,
                         confirmed: true,
                         epochs: self.epochs,
@@ -540,6 +541,7 @@ impl Attempt {
         let lasts = self.claim.unwrap_or(self.lease);
         Grant {
             token,
+            mode: self.request.mode,
             believed_until: believed_until(sent, lasts),
             confirmed: self.claim.is_none(),
             epochs: self.epochs,

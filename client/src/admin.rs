@@ -4,6 +4,7 @@
 //! are left alone: a later server may say more.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::error::{ServerError, Source};
 use crate::link::CallError;
 use crate::nodes::Node;
 use crate::retry::Tries;
+use crate::text::Text;
 use crate::wire;
 
 /// Why an administrative call failed.
@@ -81,7 +83,7 @@ pub struct LockInfo {
 }
 
 /// One holder of a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
     /// Who: the name of one acquisition.
@@ -102,6 +104,22 @@ pub struct Holder {
     pub ids: Vec<Vec<u8>>,
 }
 
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, token, state, lease, remaining, held_for, label, ids } = self;
+        f.debug_struct("Holder")
+            .field("owner", &Text(owner))
+            .field("token", token)
+            .field("state", state)
+            .field("lease", lease)
+            .field("remaining", remaining)
+            .field("held_for", held_for)
+            .field("label", &Text(label))
+            .field("ids", &ids.iter().map(|id| Text(id)).collect::<Vec<_>>())
+            .finish()
+    }
+}
+
 /// How far a hold has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -117,7 +135,7 @@ pub enum HolderState {
 }
 
 /// One who waits for a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
     /// Who.
@@ -132,8 +150,21 @@ pub struct Waiter {
     pub label: Vec<u8>,
 }
 
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, mode, position, waiting_for, label } = self;
+        f.debug_struct("Waiter")
+            .field("owner", &Text(owner))
+            .field("mode", mode)
+            .field("position", position)
+            .field("waiting_for", waiting_for)
+            .field("label", &Text(label))
+            .finish()
+    }
+}
+
 /// One line of the list of held locks. Owner, token and lease are those of the earliest holder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldLock {
     /// The lock's name.
@@ -150,6 +181,21 @@ pub struct HeldLock {
     pub token: Token,
     /// What is left of its lease.
     pub remaining: Duration,
+}
+
+impl fmt::Debug for HeldLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, mode, holder_count, waiter_count, owner, token, remaining } = self;
+        f.debug_struct("HeldLock")
+            .field("key", &Text(key))
+            .field("mode", mode)
+            .field("holder_count", holder_count)
+            .field("waiter_count", waiter_count)
+            .field("owner", &Text(owner))
+            .field("token", token)
+            .field("remaining", remaining)
+            .finish()
+    }
 }
 
 /// The numbers of `INFO flock`, by name. Counters count from the start of the server. Of a cluster, they are those of all primaries

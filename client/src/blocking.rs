@@ -44,7 +44,7 @@ use std::future::Future;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use flock_core::Token;
+use flock_core::{Mode, Token};
 use tokio::task::JoinSet;
 
 use crate::client::{Builder, ShutdownTimedOut};
@@ -247,6 +247,12 @@ impl Guard {
     #[must_use]
     pub fn token(&self) -> Token {
         self.inner.token()
+    }
+
+    /// How it is held; see [`crate::Guard::mode`].
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.inner.mode()
     }
 
     /// The owner this hold has at the server.

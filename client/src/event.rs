@@ -1,15 +1,18 @@
 //! What happens to a client, as a stream for logs and metrics.
 
+use std::fmt;
+
 use flock_core::Token;
 use tokio::sync::broadcast;
 
 use crate::error::LossReason;
+use crate::text::Text;
 
 /// Events kept for a reader that is behind; older ones are lost to it.
 pub(crate) const EVENTS_KEPT: usize = 256;
 
 /// Something that happened to a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// A connection is up. In a cluster there are two for each node that is needed; which node it is, is not told.
@@ -44,6 +47,22 @@ pub enum Event {
     },
 }
 
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected { link } => f.debug_struct("Connected").field("link", link).finish(),
+            Self::Disconnected { link } => f.debug_struct("Disconnected").field("link", link).finish(),
+            Self::RenewFailed { key, token } => {
+                f.debug_struct("RenewFailed").field("key", &Text(key)).field("token", token).finish()
+            }
+            Self::Lost { key, token, reason } => {
+                let mut lost = f.debug_struct("Lost");
+                lost.field("key", &Text(key)).field("token", token).field("reason", reason).finish()
+            }
+        }
+    }
+}
+
 /// The events of a client from the moment of [`Flock::events`](crate::Flock::events) on.
 #[derive(Debug)]
 pub struct Events {
@@ -65,5 +84,16 @@ impl Events {
                 Err(broadcast::error::RecvError::Closed) => return None,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_shown_as_text() {
+        let event = Event::Lost { key: b"job:\xff".to_vec(), token: Token::MIN, reason: LossReason::Revoked };
+        assert_eq!(format!("{event:?}"), r#"Lost { key: "job:\xff", token: #1, reason: Revoked }"#);
     }
 }

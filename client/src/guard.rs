@@ -86,6 +86,12 @@ impl Guard {
         self.hold().token()
     }
 
+    /// How it is held, by the last answer of the server: a conversion changes it.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.hold().mode()
+    }
+
     /// The owner this hold has at the server: for `FLOCK.RELEASE` by other means, after [`Guard::leak`]. That of a re-entrant handle is
     /// the one given to [`Lock::reentrant`](crate::Lock::reentrant).
     #[must_use]
@@ -379,11 +385,11 @@ async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(),
         let request = Acquire { mode, convert: Some(token), ..Acquire::new(&hold.name.key, &hold.name.owner, lease) };
         let error = match engine.call(&hold.name.key, &wire::command(&request), wire::acquired).await {
             Ok(answer) => {
-                let (token, outcome) = match answer.reply {
-                    Acquired::Granted(new) => (new, Ok(())),
-                    Acquired::Busy | Acquired::Queued => (token, Err(HoldError::Refused)),
+                let (token, mode, outcome) = match answer.reply {
+                    Acquired::Granted(new) => (new, mode, Ok(())),
+                    Acquired::Busy | Acquired::Queued => (token, hold.mode(), Err(HoldError::Refused)),
                 };
-                hold.end_conversion(token);
+                hold.end_conversion(token, mode);
                 if outcome.is_ok() {
                     hold.holding.converted(token);
                 }
@@ -395,7 +401,7 @@ async fn convert_to(engine: &Engine, hold: &Arc<Hold>, mode: Mode) -> Result<(),
         };
         if let Err(error) = tries.next(&engine.jitter, error).await {
             if !error.is_passing() {
-                hold.end_conversion(token);
+                hold.end_conversion(token, hold.mode());
             }
             return Err(error.into());
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use flock_core::request::ReleaseScope;
-use flock_core::{Millis, Time, Token};
+use flock_core::{Millis, Mode, Time, Token};
 use tokio::sync::Notify;
 
 use crate::clock::believed_until;
@@ -40,6 +40,7 @@ impl Keeping {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) token: Token,
+    pub(crate) mode: Mode,
     pub(crate) believed_until: Time,
     /// Whether it is for the lease, and not a claim.
     pub(crate) confirmed: bool,
@@ -95,6 +96,7 @@ pub(crate) struct Hold {
     /// Who watches hears of it by this.
     pub(crate) holding: Holding,
     token: AtomicU64,
+    is_shared: AtomicBool,
     lease_until_us: AtomicU64,
     /// Whether a RENEW with the token has been answered: the grant is no mere claim any more.
     confirmed: AtomicBool,
@@ -130,6 +132,7 @@ impl Hold {
             session,
             holding,
             token: AtomicU64::new(grant.token.get()),
+            is_shared: AtomicBool::new(grant.mode == Mode::Shared),
             lease_until_us: AtomicU64::new(grant.believed_until.as_us()),
             confirmed: AtomicBool::new(grant.confirmed),
             epochs: Mutex::new(grant.epochs),
@@ -150,6 +153,10 @@ impl Hold {
             None => unreachable!(),
         };
         Token::new(self.token.load(Ordering::Acquire)).unwrap_or(FIRST)
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        if self.is_shared.load(Ordering::Acquire) { Mode::Shared } else { Mode::Exclusive }
     }
 
     /// The token, unless the server may have another one by now.
@@ -212,7 +219,8 @@ impl Hold {
         !has_ended
     }
 
-    pub(crate) fn end_conversion(&self, token: Token) {
+    pub(crate) fn end_conversion(&self, token: Token, mode: Mode) {
+        self.is_shared.store(mode == Mode::Shared, Ordering::Release);
         self.token.store(token.get(), Ordering::Release);
         self.converting.store(false, Ordering::Release);
     }
@@ -306,7 +314,13 @@ mod tests {
     fn hold(ends: Option<Time>) -> Hold {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends };
         let token = Token::new(7).unwrap();
-        let grant = Grant { token, believed_until: Time::from_us(980_000), confirmed: true, epochs: Epochs::default() };
+        let grant = Grant {
+            token,
+            mode: Mode::Exclusive,
+            believed_until: Time::from_us(980_000),
+            confirmed: true,
+            epochs: Epochs::default(),
+        };
         let name = Name { number: 1, key: (*b"k").into(), owner: (*b"o").into(), id: None };
         let holding = Holding::begin(&Clock::Boottime, b"k", token, &tracing::Span::none());
         Hold::new(Arc::new(name), keeping, None, grant, holding)

@@ -195,6 +195,7 @@ mod slot_map;
 mod tally;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod text;
 #[cfg(feature = "tls")]
 mod tls;
 mod turns;
@@ -204,6 +205,7 @@ pub use admin::{AdminError, HeldLock, Holder, HolderState, LockInfo, Locks, Stat
 pub use client::{Builder, Flock, ShutdownTimedOut};
 pub use error::{AcquireError, ConnectError, HoldError, LossReason, RunError, ServerError};
 pub use event::{Event, Events};
+pub use flock_core::token::TokenOutOfRange;
 pub use flock_core::wire::error::ErrorCode;
 pub use flock_core::{Mode, Token};
 pub use guard::{Guard, GuardSet, Released};

@@ -315,8 +315,8 @@ impl IntoFuture for Lock {
     }
 }
 
-/// Several locks that are about to be asked for, all or nothing. Awaiting it acquires all, into a [`GuardSet`]; so does
-/// [`LockAll::try_acquire`].
+/// Several locks that are about to be asked for, all or nothing. Awaiting it acquires all, into a [`GuardSet`]; so do
+/// [`LockAll::acquire`] and [`LockAll::try_acquire`].
 ///
 /// The keys are asked for in sorted order, one after the other, so that two callers cannot wait for each other. One deadline counts
 /// for all. What is held already is kept alive while the next is waited for. If one cannot be had, or one is lost meanwhile, those
@@ -416,6 +416,17 @@ impl LockAll {
     pub fn session(mut self, grace: Duration) -> Self {
         self.template = self.template.session(grace);
         self
+    }
+
+    /// Acquires them all: the same as awaiting the request itself.
+    ///
+    /// # Errors
+    /// As [`LockAll`].
+    ///
+    /// # Cancel safety
+    /// As [`LockAll`].
+    pub async fn acquire(self) -> Result<GuardSet, AcquireError> {
+        self.await
     }
 
     /// Acquires them if nobody is in the way of any; `None` if somebody is. One round trip for each.

@@ -214,7 +214,7 @@ mod tests {
     use crate::hold::{Grant, Keeping};
     use crate::nodes::Epochs;
     use crate::observe::Holding;
-    use flock_core::{Millis, Time};
+    use flock_core::{Millis, Mode, Time};
 
     fn token(number: u64) -> Token {
         Token::new(number).unwrap()
@@ -238,8 +238,8 @@ mod tests {
 
     fn hold(held: u64) -> Arc<Hold> {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends: None };
-        let epochs = Epochs::default();
-        let grant = Grant { token: token(held), believed_until: Time::NEVER, confirmed: true, epochs };
+        let grant =
+            Grant { token: token(held), mode: Mode::Exclusive, believed_until: Time::NEVER, confirmed: true, epochs: Epochs::default() };
         let holding = Holding::begin(&Clock::Boottime, b"k", grant.token, &tracing::Span::none());
         Arc::new(Hold::new(name(1), keeping, None, grant, holding))
     }

@@ -33,6 +33,35 @@ impl From<Token> for i64 {
     }
 }
 
+/// What a storage gives back that has only signed numbers.
+impl TryFrom<i64> for Token {
+    type Error = TokenOutOfRange;
+
+    fn try_from(n: i64) -> Result<Self, TokenOutOfRange> {
+        u64::try_from(n).ok().and_then(Self::new).ok_or(TokenOutOfRange)
+    }
+}
+
+impl TryFrom<u64> for Token {
+    type Error = TokenOutOfRange;
+
+    fn try_from(n: u64) -> Result<Self, TokenOutOfRange> {
+        Self::new(n).ok_or(TokenOutOfRange)
+    }
+}
+
+/// The number is no token: it is below 1 or above [`Token::MAX`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TokenOutOfRange;
+
+impl fmt::Display for TokenOutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no token: the number is not between 1 and 2^53 - 1")
+    }
+}
+
+impl core::error::Error for TokenOutOfRange {}
+
 impl Token {
     /// The smallest token.
     pub const MIN: Self = Self(NonZeroU64::MIN);
@@ -266,6 +295,12 @@ mod tests {
     fn token_is_its_number() {
         let token = Token::new(7).unwrap();
         assert_eq!((u64::from(token), i64::from(token), token.to_string()), (7, 7, "7".to_string()));
+        assert_eq!((Token::try_from(7_u64), Token::try_from(7_i64)), (Ok(token), Ok(token)));
+        assert_eq!(Token::try_from(Token::MAX.cast_signed()).map(Token::get), Ok(Token::MAX));
+        for wrong in [i64::MIN, -1, 0, Token::MAX.cast_signed() + 1] {
+            assert_eq!(Token::try_from(wrong), Err(TokenOutOfRange), "{wrong}");
+        }
+        assert_eq!(Token::try_from(u64::MAX), Err(TokenOutOfRange));
     }
 
     #[test]

@@ -100,7 +100,7 @@ fn every_key_is_asked_for_at_its_node(builder: server::Builder) {
             assert_in_time(began, began.elapsed(), ms(250));
             drop(next);
         }
-        let all = flock.lock_all(&keys).wait(SOON).await.unwrap();
+        let all = flock.lock_all(&keys).wait(SOON).acquire().await.unwrap();
         assert!(other.lock_all(&keys).try_acquire().await.unwrap().is_none());
         assert_eq!(flock.stats().await.unwrap().number("flock_held"), Some(3));
         flock.ping().await.unwrap();

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
-use flock_client::{Flock, HoldError, LossReason, Released};
+use flock_client::{Flock, HoldError, LossReason, Mode, Released};
 use flock_tests::args;
 use flock_tests::on_own_servers;
 use flock_tests::proxy::{Cut, Direction, Fault, Proxy};
@@ -328,8 +328,9 @@ fn downgrade_lets_readers_in(builder: Builder) {
         let mut guard = held(&flock, "k").await;
         let token = guard.token();
         assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_none());
+        assert_eq!(guard.mode(), Mode::Exclusive);
         guard.downgrade().await.unwrap();
-        assert_eq!(guard.token(), token);
+        assert_eq!((guard.token(), guard.mode()), (token, Mode::Shared));
         assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_some());
         assert!(guard.is_valid() && is_current(&server, &guard));
     });
@@ -341,6 +342,7 @@ fn upgrade_gets_a_higher_token(builder: Builder) {
         let before = guard.token();
         guard.upgrade().await.unwrap();
         assert!(guard.token() > before && is_current(&server, &guard));
+        assert_eq!(guard.mode(), Mode::Exclusive);
         assert!(flock.lock("k").shared().try_acquire().await.unwrap().is_none());
         guard.upgrade().await.unwrap(); // again: nothing changes
         assert_eq!(guard.release().await.unwrap(), Released::Released);
@@ -352,6 +354,7 @@ fn upgrade_beside_another_reader_is_refused(builder: Builder) {
         let mut guard = flock.lock("k").shared().await.unwrap();
         let other = flock.lock("k").shared().await.unwrap();
         assert!(matches!(guard.upgrade().await, Err(HoldError::Refused)));
+        assert_eq!(guard.mode(), Mode::Shared);
         assert!(guard.is_valid());
         give_back(other).await;
         guard.upgrade().await.unwrap();

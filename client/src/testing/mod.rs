@@ -36,7 +36,7 @@
 //!
 //! # What is not here
 //!
-//! No persistence, no statistics, and no replica that could acknowledge a grant. A replica is told of changes by the test, and promoted by
+//! No statistics, and no replica that could acknowledge a grant. A replica is told of changes by the test, and promoted by
 //! it ([`Server::replicated`]). Nobody is asked for a password. The commands are those that this crate sends; other clients, BLOCK, MULTI and
 //! scripts need a real server.
 
@@ -173,6 +173,29 @@ impl Server {
     /// The server can be reached again. It knows what it knew.
     pub fn start(&self) {
         self.with(|node, _| node.reachable = true);
+    }
+
+    /// The server can be reached again, and knows nothing any more: one without persistence that was restarted. Whoever was connected is not
+    /// any more. Its tokens are above all earlier ones, as those of a real server are by its clock.
+    ///
+    /// ```
+    /// # use flock_client::LossReason;
+    /// # use flock_client::testing::Server;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server = Server::new();
+    /// let (alice, bob) = (server.client().await, server.client().await);
+    /// let guard = alice.lock("jobs").await?;
+    /// server.stop();
+    /// server.start_empty();
+    /// let next = bob.lock("jobs").await?; // at once, though the lease of the first has not run out
+    /// assert_eq!(guard.lost().await, Some(LossReason::Gone));
+    /// assert!(next.token() > guard.token());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn start_empty(&self) {
+        self.with(|node, now| node.restart(now));
     }
 
     /// Ends every connection; clients connect anew.

@@ -87,6 +87,17 @@ impl Node {
         }
     }
 
+    /// All that it knew is forgotten, but which tokens it may have handed out. It can be reached.
+    pub(super) fn restart(&mut self, now: Time) {
+        self.cut_all();
+        let mut next = Self { connections_ever: self.connections_ever, ..Self::replica() };
+        if self.is_primary() {
+            next.table.saw_mark(self.table.counter().mark());
+            next.promote(now, wall_clock());
+        }
+        *self = next;
+    }
+
     /// Whether it decides; else it follows.
     fn is_primary(&self) -> bool {
         self.table.counter().is_seeded()
