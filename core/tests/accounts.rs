@@ -9,7 +9,7 @@ use flock_core::request::ReleaseScope;
 use flock_core::table::Caller;
 use flock_core::token::WallClock;
 use flock_core::{
-    Acquire, Acquired, Change, Deaf, Effects, Grant, Limits, LockId, Millis, Mode, Name, Owner, Place, Refusal,
+    Acquire, Acquired, Change, Deaf, Due, Effects, Grant, Limits, LockId, Millis, Mode, Name, Owner, Place, Refusal,
     Release, Revoke, Table, Time, Token, Wait,
 };
 
@@ -296,4 +296,115 @@ fn heap_of_deadlines_gives_its_memory_back() {
     }
     deadlines.give_back();
     assert!(deadlines.heap_bytes() < 65_536, "{}", deadlines.heap_bytes());
+}
+
+/// Asks for `k` with a connection that waits under this number.
+fn ask(
+    table: &mut Table,
+    now: Time,
+    lock: Option<LockId>,
+    request: &Acquire<'_>,
+    blocked: u64,
+) -> Result<Acquired, Refusal> {
+    let decision = table.acquire(now, place(request.key, lock), request, Caller { blocked, client: None }, &mut Deaf);
+    decision.answer
+}
+
+fn blocking<'a>(owner: &'a [u8]) -> Acquire<'a> {
+    Acquire { wait: Wait::Block(None), ..Acquire::new(b"k", owner, LEASE) }
+}
+
+#[test]
+fn each_kind_of_answer_is_counted() {
+    let mut table = started();
+    let lock = Some(granted(&mut table, b"k", b"o"));
+    assert_eq!(ask(&mut table, at(1), lock, &Acquire::new(b"k", b"p", LEASE), 0), Ok(Acquired::Busy));
+    let anew = Acquire { new: true, ..Acquire::new(b"k", b"o", LEASE) };
+    assert_eq!(ask(&mut table, at(1), lock, &anew, 0), Err(Refusal::AlreadyHeld));
+    for blocked in [7, 8] {
+        assert!(matches!(ask(&mut table, at(1), lock, &blocking(b"p"), blocked), Ok(Acquired::Queued { .. })));
+    }
+    let stats = table.stats();
+    assert_eq!((stats.grants, stats.busy, stats.refused, stats.wait_ended), (1, 1, 1, 1));
+    // On channels, too: whoever listens elsewhere now is told there that the older request has ended.
+    for channel in [&b"c"[..], b"d"] {
+        let wait = Acquire { wait: Wait::Queue(LEASE), channel: Some(channel), ..Acquire::new(b"k", b"q", LEASE) };
+        let shared = Acquire { mode: if channel == b"c" { Mode::Shared } else { Mode::Exclusive }, ..wait };
+        assert!(matches!(ask(&mut table, at(1), lock, &shared, 0), Ok(Acquired::Queued { .. })));
+    }
+    assert_eq!(table.stats().wait_ended, 2);
+}
+
+#[test]
+fn place_in_the_queue_is_never_said_too_low_nor_beyond_its_end() {
+    let mut table = started();
+    let lock = Some(granted(&mut table, b"k", b"o"));
+    let mut waiters = Vec::new();
+    for (blocked, owner) in (7..).zip([b"a", b"b", b"c", b"d"]) {
+        match ask(&mut table, at(1), lock, &blocking(owner), blocked) {
+            Ok(Acquired::Queued { waiter, position }) => waiters.push((waiter, position)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(waiters.iter().map(|(_, position)| *position).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let position = |table: &Table, place: usize| table.queues().position(waiters[place].0);
+    table.left(waiters[1].0);
+    // In the middle an upper bound, as one ahead has left; but somebody is behind it.
+    assert_eq!([0, 2, 3].map(|place| position(&table, place)), [1, 2, 3]);
+}
+
+#[test]
+fn bounds_are_reached_and_not_passed() {
+    let mut table = started();
+    table.set_limits(Limits { waiters_max: 1, ids_max: 2, ..Limits::DEFAULT });
+    let with_id = |id| Acquire { id: Some(id), ..Acquire::new(b"k", b"o", LEASE) };
+    let (lock, _) = grant(&mut table, &with_id(b"1"), Caller::default());
+    let lock = Some(lock);
+    assert!(matches!(ask(&mut table, at(1), lock, &with_id(b"2"), 0), Ok(Acquired::Granted(_))));
+    assert_eq!(ask(&mut table, at(1), lock, &with_id(b"3"), 0), Err(Refusal::TooManyIds { max: 2 }));
+    assert!(matches!(ask(&mut table, at(1), lock, &with_id(b"1"), 0), Ok(Acquired::Granted(_))));
+    // The one that waits may wait in another mode, as long as it is one of those that may wait.
+    let shared = Acquire { mode: Mode::Shared, ..blocking(b"p") };
+    assert!(matches!(ask(&mut table, at(1), lock, &shared, 7), Ok(Acquired::Queued { .. })));
+    assert!(matches!(ask(&mut table, at(1), lock, &blocking(b"p"), 8), Ok(Acquired::Queued { .. })));
+    assert!(matches!(ask(&mut table, at(1), lock, &blocking(b"q"), 9), Err(Refusal::QueueFull { max: 1 })));
+    table.set_limits(Limits { waiters_max: 0, ..Limits::DEFAULT });
+    assert!(matches!(ask(&mut table, at(1), lock, &shared, 10), Err(Refusal::QueueFull { max: 0 })));
+}
+
+#[test]
+fn grace_is_over_at_its_end() {
+    let mut table = Table::new(Limits::DEFAULT);
+    let _mark = table.promoted(Time::ZERO, WallClock::from_unix_us(0), Millis(100));
+    let request = Acquire::new(b"k", b"o", LEASE);
+    assert!(!matches!(ask(&mut table, Time::from_us(99_999), None, &request, 0), Ok(Acquired::Granted(_))));
+    assert!(matches!(ask(&mut table, at(100), None, &request, 0), Ok(Acquired::Granted(_))));
+}
+
+/// A server that loads its own data anew flushes before: who is told nothing yet has lost nothing. What else is to be said stays.
+#[test]
+fn loading_anew_takes_back_what_the_flush_before_it_would_say() {
+    let mut table = started();
+    let channel = |key, owner| Acquire { channel: Some(b"c"), ..Acquire::new(key, owner, LEASE) };
+    let _ = grant(&mut table, &channel(b"k", b"o"), Caller::default());
+    let lock = granted(&mut table, b"l", b"p");
+    let undelivered = table.lock(lock).and_then(|lock| lock.holds().next()).expect("it is held").token;
+    table.undelivered(lock, undelivered);
+    drop(table.flushed(None, true));
+    let mut both = table.clone();
+    both.reloading();
+    let said = |table: &mut Table| {
+        let (mut told, mut looked) = (0, 0);
+        for _ in 0..10 {
+            match table.advance(at(1)) {
+                Due::Nothing => break,
+                Due::Done(_) => told += 1,
+                Due::Look(..) => looked += 1,
+            }
+        }
+        (told, looked)
+    };
+    let (before, after) = (said(&mut table), said(&mut both));
+    assert_eq!((before.0, after.0), (1, 0), "the loss by the flush");
+    assert_eq!(before.1, after.1);
 }
