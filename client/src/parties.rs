@@ -238,8 +238,13 @@ mod tests {
 
     fn hold(held: u64) -> Arc<Hold> {
         let keeping = Keeping { lease: Millis(1000), keep_alive: true, ends: None };
-        let grant =
-            Grant { token: token(held), mode: Mode::Exclusive, believed_until: Time::NEVER, confirmed: true, epochs: Epochs::default() };
+        let grant = Grant {
+            token: token(held),
+            mode: Mode::Exclusive,
+            believed_until: Time::NEVER,
+            confirmed: true,
+            epochs: Epochs::default(),
+        };
         let holding = Holding::begin(&Clock::Boottime, b"k", grant.token, &tracing::Span::none());
         Arc::new(Hold::new(name(1), keeping, None, grant, holding))
     }
