@@ -76,3 +76,13 @@ impl fmt::Debug for Millis {
         write!(f, "{}ms", self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_durations_are_shown_with_their_unit() {
+        assert_eq!(alloc::format!("{:?} {:?} {:?}", Time::from_us(5), Time::NEVER, Millis(7)), "5us never 7ms");
+    }
+}

@@ -9,8 +9,8 @@ use flock_core::request::ReleaseScope;
 use flock_core::table::Caller;
 use flock_core::token::WallClock;
 use flock_core::{
-    Acquire, Acquired, Change, Deaf, Due, Effects, Grant, Limits, LockId, Millis, Mode, Name, Owner, Place, Refusal,
-    Release, Revoke, Table, Time, Token, Wait,
+    Acquire, Acquired, Change, Deaf, Due, Effects, EndReason, Grant, Limits, Lock, LockId, LossReason, Millis, Mode,
+    Name, Owner, Place, Refusal, Release, Renew, Revoke, Table, Time, Token, Wait,
 };
 
 const LEASE: Millis = Millis(1000);
@@ -407,4 +407,163 @@ fn loading_anew_takes_back_what_the_flush_before_it_would_say() {
     let (before, after) = (said(&mut table), said(&mut both));
     assert_eq!((before.0, after.0), (1, 0), "the loss by the flush");
     assert_eq!(before.1, after.1);
+}
+
+fn holder(table: &Table, lock: LockId) -> Token {
+    table.lock(lock).and_then(|lock| lock.holds().next()).expect("it is held").token
+}
+
+/// Looks wherever somebody must look, as the shell does with these locks in the keyspace; says what was told.
+fn look_around(table: &mut Table, now: Time, mut find: impl FnMut(&[u8]) -> Option<LockId>) -> usize {
+    let mut told = 0;
+    for _ in 0..100 {
+        match table.advance(now) {
+            Due::Nothing => return told,
+            Due::Look(name, _) => {
+                let decision = table.look(now, place(name.key(), find(name.key())), None, &mut Deaf);
+                table.recycle(decision.effects);
+            }
+            Due::Done(decision) => {
+                told += decision.effects.iter().count();
+                table.recycle(decision.effects);
+            }
+        }
+    }
+    panic!("it does not come to rest");
+}
+
+#[test]
+fn renewals_and_releases_are_counted() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let renew = |table: &mut Table, owner: &[u8]| {
+        let request = Renew { key: b"k", owner, lease: LEASE, token: None };
+        table.renew(at(1), place(b"k", Some(lock)), &request, Caller::default(), &mut Deaf).answer
+    };
+    assert!(renew(&mut table, b"o") && !renew(&mut table, b"p"));
+    let token = holder(&table, lock);
+    assert!(table.check(at(999), place(b"k", Some(lock)), token));
+    assert!(!table.check(at(1001), place(b"k", Some(lock)), token), "over, and not ended yet");
+    release(&mut table, b"k", b"o", lock);
+    let stats = table.stats();
+    assert_eq!((stats.renewals, stats.renewals_lost, stats.releases), (1, 1, 1));
+}
+
+#[test]
+fn every_way_out_of_a_queue_is_counted() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let mut ended = 0;
+    let wait = |table: &mut Table, request: &Acquire<'_>, client| {
+        let caller = Caller { blocked: 7, client: NonZeroU64::new(client) };
+        let decision = table.acquire(at(1), place(b"k", Some(lock)), request, caller, &mut Deaf);
+        let Ok(Acquired::Queued { waiter, .. }) = decision.answer else { panic!("{:?}", decision.answer) };
+        waiter
+    };
+    let mut counts = |table: &Table, what: &str| {
+        ended += 1;
+        assert_eq!(table.stats().wait_ended, ended, "{what}");
+    };
+    let waiter = wait(&mut table, &blocking(b"p"), 0);
+    table.left(waiter);
+    counts(&table, "its connection is gone");
+    wait(&mut table, &Acquire { session: Some(Millis(10)), ..blocking(b"p") }, 5);
+    table.client_gone(NonZeroU64::new(5).expect("not zero"));
+    counts(&table, "the connection of its session is gone");
+    wait(&mut table, &blocking(b"p"), 0);
+    let request = Release { key: b"k", owner: b"p", token: None, scope: ReleaseScope::Plain };
+    drop(table.release(at(1), place(b"k", Some(lock)), &request, &mut Deaf));
+    counts(&table, "it was cancelled");
+    wait(&mut table, &blocking(b"p"), 0);
+    drop(table.dismiss_all(EndReason::RoleChanged));
+    counts(&table, "all were dismissed");
+    wait(&mut table, &Acquire { wait: Wait::Block(Some(Millis(5))), ..blocking(b"p") }, 0);
+    assert_eq!(look_around(&mut table, at(20), |_| Some(lock)), 1);
+    assert_eq!((table.stats().timed_out, table.stats().wait_ended), (1, 4));
+}
+
+#[test]
+fn what_the_server_has_taken_is_away_until_it_is_put_back() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let token = holder(&table, lock);
+    table.removed(lock, LossReason::Removed, true);
+    table.freed(lock);
+    assert_eq!((table.stats().removed, table.stats().put_back), (1, 0));
+    table.taken_by_server(0, b"k");
+    assert_eq!((table.stats().removed, table.stats().put_back), (0, 1));
+    let away = table.away(place(b"k", None)).expect("it comes back");
+    assert_eq!(away.holds().map(|hold| hold.token).collect::<Vec<_>>(), [token]);
+    assert!(table.away(place(b"j", None)).is_none());
+    assert!(table.check(at(1), place(b"k", None), token) && !table.check(at(1001), place(b"k", None), token));
+    // Its grant turns out to have reached nobody.
+    table.undelivered(lock, token);
+    assert_eq!((table.stats().put_back, table.stats().undelivered), (0, 1));
+    assert!(table.away(place(b"k", None)).is_none());
+}
+
+#[test]
+fn hold_that_is_put_back_is_cut_only_if_its_session_has_no_connection() {
+    for (session, client, cut) in [(None, None, false), (Some(10), NonZeroU64::new(5), false), (Some(10), None, true)] {
+        let mut table = started();
+        let request = Acquire { session: session.map(Millis), ..Acquire::new(b"k", b"o", LEASE) };
+        let (lock, effects) = grant(&mut table, &request, Caller { blocked: 0, client });
+        table.recycle(effects);
+        // What is cut at once is not what this is about.
+        look_around(&mut table, at(1), |_| Some(lock));
+        table.removed(lock, LossReason::Removed, true);
+        table.taken_by_server(0, b"k");
+        table.freed(lock);
+        let decision = table.look(at(2), place(b"k", None), None, &mut Deaf);
+        let back = decision.lock.expect("it is back");
+        look_around(&mut table, at(2), |_| Some(back));
+        let deadline = table.lock(back).map(Lock::next_deadline);
+        assert_eq!(deadline, Some(if cut { at(12) } else { at(1000) }), "{session:?} {client:?}");
+    }
+}
+
+#[test]
+fn lock_that_is_put_off_comes_up_later_or_when_it_is_recalled() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    table.defer(at(1), lock, Millis(5000));
+    let next = table.next_deadline().expect("it comes up");
+    assert!(next > at(4998) && next < at(5003), "{next:?}");
+    table.recall(at(1));
+    let next = table.next_deadline().expect("it comes up");
+    assert!(next > at(998) && next < at(1003), "{next:?}");
+    release(&mut table, b"k", b"o", lock);
+    table.defer(at(1), lock, Millis(5000));
+    assert!(table.next_deadline().is_none_or(|next| next < at(1003)), "nothing to put off");
+}
+
+#[test]
+fn tokens_rise_above_what_others_have_announced_and_so_does_the_mark() {
+    let mut table = started();
+    let lock = granted(&mut table, b"k", b"o");
+    let heard = holder(&table, lock).get() + 1_000_000_000;
+    table.took_over(heard, WallClock::from_unix_us(0));
+    assert!(table.announce_mark() > heard);
+    let next = granted(&mut table, b"l", b"o");
+    assert!(holder(&table, next).get() > heard);
+    // Who does not decide yet takes over nothing.
+    let mut loading = Table::new(Limits::DEFAULT);
+    loading.took_over(heard, WallClock::from_unix_us(0));
+    let _mark = loading.promoted(Time::ZERO, WallClock::from_unix_us(0), Millis(0));
+    let first = granted(&mut loading, b"k", b"o");
+    assert!(holder(&loading, first).get() < heard);
+}
+
+#[test]
+fn databases_that_change_places_take_their_locks_along() {
+    let mut table = started();
+    let in_db = |table: &mut Table, db| {
+        let request = Acquire::new(b"k", b"o", LEASE);
+        let decision =
+            table.acquire(Time::ZERO, Place { db, key: b"k", lock: None }, &request, Caller::default(), &mut Deaf);
+        decision.lock.expect("it is granted")
+    };
+    let locks = [0, 1, 2].map(|db| in_db(&mut table, db));
+    table.swapped(0, 2);
+    assert_eq!(locks.map(|lock| table.name(lock).map(Name::db)), [Some(2), Some(1), Some(0)]);
 }

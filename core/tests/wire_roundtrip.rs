@@ -9,6 +9,7 @@ use flock_core::lock::{Change, Grant, Id, Lock, Mode, Start, Terms};
 use flock_core::refusal::{EndReason, LossReason};
 use flock_core::request::{Acquire, Limits, Release, ReleaseScope, Renew, Revoke, Wait};
 use flock_core::snapshot::{self, CounterImage, Image};
+use flock_core::wire::ID_BYTES_MAX;
 use flock_core::wire::change;
 use flock_core::wire::command::{Check, Command, INFO_LIMIT_MAX, Info, LIST_COUNT_MAX, List};
 use flock_core::wire::message::{Announcement, OwnerMessage};
@@ -327,6 +328,15 @@ fn every_change_comes_back() {
         let text = encode_change(&change, BOOT);
         assert_eq!(change::decode(&text, BOOT).as_ref(), Ok(&change), "{}", text.escape_ascii());
     }
+}
+
+#[test]
+fn longest_id_comes_back_and_a_longer_one_is_refused() {
+    let joins = |len| Change::Ids { token: Token::MIN, id: Id::new(&vec![b'i'; len]), joined: true };
+    let longest = joins(ID_BYTES_MAX);
+    assert_eq!(change::decode(&encode_change(&longest, BOOT), BOOT), Ok(longest));
+    let refused = change::decode(&encode_change(&joins(ID_BYTES_MAX + 1), BOOT), BOOT);
+    assert_eq!(refused.map_err(|error| error.to_string()), Err("an id's length is out of range".to_owned()));
 }
 
 #[test]
