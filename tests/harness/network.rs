@@ -11,7 +11,8 @@
 //! for up to two minutes.) Where the test itself is, there is one more link, which ends with the router; no rule is ever set there.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -86,27 +87,31 @@ pub(crate) struct Place {
 impl Network {
     /// So many hosts, all connected, and so many addresses for clients of the test ([`Network::clients`]). None where this machine or this
     /// user cannot have them: then it says so, and why, past the test runner, which shows what a test prints only if it fails.
+    ///
+    /// # Panics
+    /// If anything fails once there is a router: what a network needs of the machine is there then.
+    #[track_caller]
     pub fn for_test(test: &str, hosts: usize, clients: usize) -> Option<Network> {
-        let network = Network::try_new(hosts, clients);
-        if let Err(reason) = &network {
-            let _ = writeln!(std::io::stderr(), "skipped: {test}: this needs root, nftables and iproute2: {reason}");
+        match Namespace::router() {
+            Ok(router) => Some(Network::around(router, hosts, clients).expect("the network is made")),
+            Err(reason) => {
+                let _ =
+                    writeln!(std::io::stderr(), "skipped: {test}: this needs root, nftables and iproute2: {reason}");
+                None
+            }
         }
-        network.ok()
     }
 
-    fn try_new(hosts: usize, clients: usize) -> Result<Network, String> {
+    fn around(router: Namespace, hosts: usize, clients: usize) -> Result<Network, String> {
         let host = |_| Ok(Host { namespace: Namespace::try_new()?, address: Address::take() });
         let network = Network {
-            router: Namespace::try_new()?,
+            router,
             hosts: (0..hosts).map(host).collect::<Result<_, String>>()?,
             clients: (0..clients).map(|_| Address::take()).collect(),
             test: Address::take(),
             gateway: Address::take(),
             damages: Mutex::default(),
         };
-        network.router.run("tee /proc/sys/net/ipv4/ip_forward", "1\n")?;
-        // Not every kernel can do this.
-        network.filter(RULES)?;
         network.connect_test()?;
         for (number, host) in network.hosts.iter().enumerate() {
             network.connect_host(number, host)?;
@@ -116,29 +121,28 @@ impl Network {
 
     fn connect_test(&self) -> Result<(), String> {
         let (test, gateway, outside) = (self.test.number, self.gateway.number, self.outside());
-        run(&format!("ip link add {outside} type veth peer name {TEST} netns {}", self.router.keeper.id()), "")?;
-        run(&format!("ip address add {test} peer {gateway} dev {outside}"), "")?;
-        run(&format!("ip link set {outside} up"), "")?;
-        self.router.run(&format!("ip address add {gateway} peer {test} dev {TEST}"), "")?;
-        self.router.run(&format!("ip link set {TEST} up"), "")?;
+        ip(&format!("link add {outside} type veth peer name {TEST} netns {}", self.router.keeper.id()))?;
+        ip(&format!("address add {test} peer {gateway} dev {outside}"))?;
+        ip(&format!("link set {outside} up"))?;
+        self.router.ip(&format!("address add {gateway} peer {test} dev {TEST}"))?;
+        self.router.ip(&format!("link set {TEST} up"))?;
         self.clients.iter().try_for_each(|client| {
-            run(&format!("ip address add {} dev {outside}", client.number), "")?;
-            self.router.run(&format!("ip route add {} via {test} dev {TEST}", client.number), "")
+            ip(&format!("address add {} dev {outside}", client.number))?;
+            self.router.ip(&format!("route add {} via {test} dev {TEST}", client.number))
         })
     }
 
     fn connect_host(&self, number: usize, host: &Host) -> Result<(), String> {
         let (test, gateway, outside) = (self.test.number, self.gateway.number, self.outside());
         let (link, address, namespace) = (format!("host{number}"), host.address(), &host.namespace);
-        self.router
-            .run(&format!("ip link add {link} type veth peer name {UPLINK} netns {}", namespace.keeper.id()), "")?;
-        self.router.run(&format!("ip address add {gateway} peer {address} dev {link}"), "")?;
-        self.router.run(&format!("ip link set {link} up"), "")?;
-        namespace.run("ip link set lo up", "")?;
-        namespace.run(&format!("ip address add {address} peer {gateway} dev {UPLINK}"), "")?;
-        namespace.run(&format!("ip link set {UPLINK} up"), "")?;
-        namespace.run(&format!("ip route add default via {gateway}"), "")?;
-        run(&format!("ip route add {address} via {gateway} dev {outside} src {test}"), "")
+        self.router.ip(&format!("link add {link} type veth peer name {UPLINK} netns {}", namespace.keeper.id()))?;
+        self.router.ip(&format!("address add {gateway} peer {address} dev {link}"))?;
+        self.router.ip(&format!("link set {link} up"))?;
+        namespace.ip("link set lo up")?;
+        namespace.ip(&format!("address add {address} peer {gateway} dev {UPLINK}"))?;
+        namespace.ip(&format!("link set {UPLINK} up"))?;
+        namespace.ip(&format!("route add default via {gateway}"))?;
+        ip(&format!("route add {address} via {gateway} dev {outside} src {test}"))
     }
 
     /// The test's end of its link: a name that nobody else has.
@@ -203,19 +207,14 @@ impl Network {
         };
         let elements: Vec<_> = ways.iter().map(|(from, to)| format!("{from} . {to}")).collect();
         let rule = format!("{verb} element ip flock {set} {{ {} }}\n", elements.join(", "));
-        self.filter(&rule).expect("the packet filter takes elements of a set");
-    }
-
-    fn filter(&self, rules: &str) -> Result<(), String> {
-        let nft = std::env::var_os("NFT").unwrap_or_else(|| OsString::from("nft"));
-        self.router.run(&format!("{} -f -", nft.display()), rules)
+        self.router.filter(&rule).expect("the packet filter takes elements of a set");
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
         // At once: the router's end of it may last as long as one of its packets.
-        let _ = run(&format!("ip link delete {}", self.outside()), "");
+        let _ = ip(&format!("link delete {}", self.outside()));
     }
 }
 
@@ -257,17 +256,35 @@ struct Namespace {
 }
 
 impl Namespace {
+    /// One that sends on what is meant for others, and filters it; or why this machine or this user cannot have it: not every user may, and
+    /// not every kernel can.
+    fn router() -> Result<Namespace, String> {
+        let nft = nft();
+        let programs = [OsStr::new("unshare"), OsStr::new("nsenter"), OsStr::new("ip"), &nft];
+        if let Some(program) = programs.into_iter().find(|program| !is_here(program)) {
+            return Err(format!("there is no {}", program.display()));
+        }
+        let router = Namespace::try_new()?;
+        run(router.command("tee").arg("/proc/sys/net/ipv4/ip_forward"), "1\n")?;
+        router.filter(RULES)?;
+        Ok(router)
+    }
+
+    /// Or why the kernel refuses it.
+    ///
+    /// # Panics
+    /// If it takes too long.
     fn try_new() -> Result<Namespace, String> {
         let mut command = process::command(Path::new("unshare"));
         command.args(["--net", "--", "sleep", "infinity"]).stdin(Stdio::null()).stderr(Stdio::piped());
-        let keeper = process::spawn(command).map_err(|error| format!("setpriv: {error}"))?;
+        let keeper = process::spawn(command).expect("setpriv starts");
         let mut namespace = Namespace { keeper };
-        let own = fs::read_link("/proc/self/ns/net").map_err(|error| format!("/proc/self/ns/net: {error}"))?;
+        let own = fs::read_link("/proc/self/ns/net").expect("a process has a network namespace");
         let made = poll(MADE_WITHIN, || match namespace.keeper.try_wait() {
             Ok(None) => fs::read_link(namespace.path()).is_ok_and(|its| its != own).then_some(Ok(())),
             _ => Some(Err(namespace.complaint())),
         });
-        made.unwrap_or_else(|| Err("unshare makes no network namespace".to_owned()))?;
+        made.unwrap_or_else(|| panic!("unshare has not made a network namespace within {MADE_WITHIN:?}"))?;
         Ok(namespace)
     }
 
@@ -285,8 +302,19 @@ impl Namespace {
         PathBuf::from(format!("/proc/{}/ns/net", self.keeper.id()))
     }
 
-    fn run(&self, command: &str, input: &str) -> Result<(), String> {
-        run(&format!("nsenter --net={} {command}", self.path().display()), input)
+    /// A program in it.
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path().display())).arg(program);
+        command
+    }
+
+    fn ip(&self, arguments: &str) -> Result<(), String> {
+        run(self.command("ip").args(arguments.split(' ')), "")
+    }
+
+    fn filter(&self, rules: &str) -> Result<(), String> {
+        run(self.command(nft()).args(["-f", "-"]), rules)
     }
 }
 
@@ -298,20 +326,29 @@ impl Drop for Namespace {
     }
 }
 
-/// Runs a command, without a shell.
-fn run(command: &str, input: &str) -> Result<(), String> {
-    let mut words = command.split(' ');
-    let program = words.next().unwrap_or_default();
-    let (stdin, stdout, stderr) = (Stdio::piped(), Stdio::null(), Stdio::piped());
-    let child = Command::new(program).args(words).stdin(stdin).stdout(stdout).stderr(stderr).spawn();
-    let mut child = child.map_err(|error| format!("{program}: {error}"))?;
+fn nft() -> OsString {
+    env::var_os("NFT").unwrap_or_else(|| OsString::from("nft"))
+}
+
+fn is_here(program: &OsStr) -> bool {
+    env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(|folder| folder.join(program).is_file())
+}
+
+/// `ip` where the test is.
+fn ip(arguments: &str) -> Result<(), String> {
+    run(Command::new("ip").args(arguments.split(' ')), "")
+}
+
+fn run(command: &mut Command, input: &str) -> Result<(), String> {
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(|error| format!("{command:?}: {error}"))?;
     // Who does not read has failed, and says so.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
-    let output = child.wait_with_output().map_err(|error| format!("{program}: {error}"))?;
+    let output = child.wait_with_output().map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 #[cfg(test)]
@@ -377,9 +414,12 @@ mod tests {
         let client = network.clients().next().expect("one client");
         let proxy = Proxy::from_to(Some(client), server.addr());
         let mut conn = Conn::open(proxy.addr(), Protocol::Resp2);
+        assert_eq!(conn.cmd(&["SET", "k", "0"]), Reply::ok(), "the proxy has its connection too");
         network.begin(Damage::Thin, &between(host.address(), client));
+        // TCP waits twice as long each time that the same packet is lost: once in a million runs for a minute.
         for number in 0..5 {
-            assert_eq!(conn.cmd(&["INCR", "k"]), Reply::Int(number + 1));
+            conn.send(&["INCR", "k"]);
+            assert_eq!(conn.recv_within(Duration::from_secs(60)), Ok(Reply::Int(number + 1)));
         }
     }
 }
