@@ -26,7 +26,12 @@ stage() { # name  command...
 stage "set-up" scripts/setup.sh
 . target/tools/env.sh
 [ "$tier" != quick ] || stage "check" make --no-print-directory check
-[ "$tier" = quick ] || stage "oldest Rust" scripts/msrv.sh
+rust=
+oldest_rust() {
+    rust=$(scripts/msrv.sh) || return 1
+    echo "$rust"
+}
+[ "$tier" = quick ] || stage "oldest Rust" oldest_rust
 case $tier in long) worlds=2000 ;; soak) worlds=20000 ;; *) worlds= ;; esac
 [ -z "$worlds" ] || stage "$worlds simulated worlds" scripts/sim.sh "$worlds"
 stage "build" make --no-print-directory build
@@ -47,7 +52,7 @@ on_real_servers() {
     rm -f "$log.failed"
     { cargo test --no-fail-fast -p flock-tests -p fenced-storage 2>&1 || touch "$log.failed"; } | tee "$log"
     # What this machine or this user does not allow is not passed over in silence.
-    grep -o 'skipped: .*: this needs .*' "$log" || true
+    { echo "$rust"; cat "$log"; } | grep -o 'skipped: .*: this needs .*' || true
     [ -e "$log.failed" ] || return 0
     rm "$log.failed"
     echo "test: once more, what failed (all of it: $log)"
