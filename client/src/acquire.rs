@@ -361,7 +361,7 @@ impl Attempt {
                         news = waiter.news() => news,
                         () = self.inbox.newer_than(epochs.messages) => continue, // a message may have been lost between
                         // With a session it has died with the last connection; and the server that is there now may be another.
-                        () = node.commands.newer_than(epochs.commands) => continue,
+                        () = node.commands.other_than(epochs.commands) => continue,
                         () = sleep(again) => continue,
                     }
                 }
@@ -447,7 +447,8 @@ impl Attempt {
             ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
         let engine = Arc::clone(&self.engine);
-        self.epochs = engine.nodes.epochs(&self.name.key);
+        // There may be a newer connection than the one that this goes over.
+        self.epochs = Epochs { commands: up.epoch(), ..engine.nodes.epochs(&self.name.key) };
         // Noted first: this future may be dropped at the await. Not before there is a connection: what is noted is to be given back.
         let unanswered = std::mem::replace(&mut self.unanswered, true);
         self.first_sent.get_or_insert(engine.clock.now());

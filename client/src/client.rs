@@ -14,7 +14,7 @@ use redis::ConnectionAddr;
 use redis::{Client, IntoConnectionInfo, ProtocolVersion};
 use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::address::HostsUrl;
 use crate::clock::{self, Clock};
@@ -259,7 +259,7 @@ impl Builder {
                     if until.listens {
                         node.messages.first_up(deadline).await?;
                     }
-                    knows_our_commands(&node.commands).await
+                    knows_our_commands(&node.commands, deadline).await
                 }
                 Nodes::Cluster(cluster) => cluster.map.first_known(deadline).await,
             }
@@ -337,7 +337,7 @@ impl Builder {
         }
         if !is_unix(&scheme) && url.contains('?') {
             return Err(ConnectError::Config(
-                "a URL with a query: nothing reads it; in a password write %3F for ?".into(),
+                "a URL with a query: it would not be obeyed; in a password write %3F for ?".into(),
             ));
         }
         let info = url.into_connection_info().map_err(wrong)?;
@@ -417,6 +417,7 @@ impl Builder {
             jitter: Arc::clone(&jitter),
             events: events.clone(),
             anew: anew.clone(),
+            attempts: Arc::default(),
         };
         let engine = Arc::new_cyclic(|engine: &Weak<Engine>| {
             let listener = engine.clone();
@@ -467,9 +468,9 @@ impl Builder {
 
 /// Fails if the server has no FLOCK. It is sent a command without arguments: how many there are is looked at before permissions are, so that
 /// every user learns it, and nothing is done. A server that does not answer just now is no worse than one that breaks a moment later.
-async fn knows_our_commands(commands: &Link) -> Result<(), ConnectError> {
-    match commands.call(&redis::cmd(Acquire::NAME), |_| Some(())).await {
-        Err(CallError::Server(error)) if error.is_unknown_command() => Err(ConnectError::NoModule(error)),
+async fn knows_our_commands(commands: &Link, deadline: Instant) -> Result<(), ConnectError> {
+    match timeout_at(deadline, commands.call(&redis::cmd(Acquire::NAME), |_| Some(()))).await {
+        Ok(Err(CallError::Server(error))) if error.is_unknown_command() => Err(ConnectError::NoModule(error)),
         _ => Ok(()),
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Engine {
     pub(crate) jitter: Arc<Jitter>,
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) nodes: Nodes,
-    /// Told whenever a connection or a subscription is made.
+    /// Told whenever a connection or a subscription is made, or slots have moved.
     pub(crate) anew: watch::Sender<()>,
     pub(crate) parties: Parties,
     pub(crate) keepalive: KeepAlive,

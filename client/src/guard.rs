@@ -103,7 +103,7 @@ impl Guard {
     /// before the server's lease ends, also in a process that was stopped or starved, and for a suspended machine. What ends the hold
     /// before its lease is known when the server's message is here; to a client that hears none ([`WaitMode::Poll`](crate::WaitMode::Poll),
     /// [`Builder::without_pubsub`](crate::Builder::without_pubsub)) by the next renewal, at a third of the lease.
-    /// What is lost while there is no connection is known a round trip after there is one again: then every hold is renewed at once.
+    /// What is lost while there is no connection is known about a tenth of a second after there is one again: then every hold is asked after.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.hold().is_valid(self.engine().clock.now())
@@ -143,7 +143,10 @@ impl Guard {
             let reason = std::future::poll_fn(|context| {
                 // One that has ended was given back, whatever the clock says.
                 match hold.loss(flock.engine().clock.now()).filter(|_| hold.is_kept()) {
-                    Some(reason) => Poll::Ready(Some(reason)),
+                    Some(reason) => {
+                        flock.engine().lose(&hold, reason); // for good, whatever an answer that is under way says
+                        Poll::Ready(Some(reason))
+                    }
                     None => told.as_mut().poll(context),
                 }
             });

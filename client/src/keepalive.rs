@@ -39,7 +39,7 @@ const SETTLED_AFTER: Duration = Duration::from_millis(100);
 /// What is due within this is done now; for short leases a twentieth of the lease.
 const COALESCE: Duration = Duration::from_millis(50);
 const BATCH_MAX: usize = 500;
-/// Connections that are made within this after a first one are one reason to ask, and not several.
+/// Connections that are made within this after a first one are one reason to ask, and not several. As a rule both links break together.
 const ROUNDS_APART: Duration = Duration::from_millis(100);
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The timer's clock stops while the machine sleeps; so it looks at the other one this often.
@@ -108,15 +108,20 @@ struct Question {
 }
 
 impl Question {
-    /// None if there is nothing to be asked.
+    /// Whether there is something to ask for: what is not to last longer is asked after by its token, and a conversion may have given it
+    /// another one, which we do not know yet.
+    fn has_subject(hold: &Hold) -> bool {
+        Self::renews(hold) || hold.sure_token().is_some()
+    }
+
+    fn renews(hold: &Hold) -> bool {
+        hold.keeping.keep_alive || !hold.is_confirmed()
+    }
+
+    /// None if there is nothing to be asked any more.
     fn new(engine: &Engine, now: Time, hold: Arc<Hold>) -> Option<Self> {
         let token = hold.sure_token();
-        let lease = if hold.keeping.keep_alive || !hold.is_confirmed() {
-            Some(hold.keeping.lease_at(now)?)
-        } else {
-            token?; // a conversion is under way, and asks as well
-            None
-        };
+        let lease = if Self::renews(&hold) { Some(hold.keeping.lease_at(now)?) } else { None };
         let epochs = engine.nodes.epochs(&hold.name.key);
         hold.is_kept().then_some(Self { hold, token, lease, epochs })
     }
@@ -211,6 +216,8 @@ impl KeepAlive {
     pub(crate) async fn ask_after_holds(&self, engine: &Arc<Engine>) {
         let mut anew = engine.anew.subscribe();
         while anew.changed().await.is_ok() {
+            sleep(ROUNDS_APART).await;
+            anew.mark_unchanged();
             let now = engine.clock.now();
             for hold in engine.parties.holds() {
                 // Who is not in charge of it yet will be in a moment, and looks then.
@@ -218,14 +225,21 @@ impl KeepAlive {
                     self.renew_at(now, &hold);
                 }
             }
-            sleep(ROUNDS_APART).await;
         }
     }
 
     /// Renews holds of one node.
     async fn renew(&self, engine: &Arc<Engine>, node: &Node, batch: Vec<Arc<Hold>>) {
+        // First: it is asked over the connection that there is then, and what is said of that must not be taken for the last one's.
+        if let Err(error) = node.commands.up().await {
+            return self.try_all_again(engine, &batch, &error);
+        }
         let now = engine.clock.now();
-        let questions: Vec<_> = batch.into_iter().filter_map(|hold| Question::new(engine, now, hold)).collect();
+        let (asked, put_off): (Vec<_>, Vec<_>) = batch.into_iter().partition(|hold| Question::has_subject(hold));
+        for hold in put_off {
+            self.renew_at(later(now, RETRY_AFTER), &hold);
+        }
+        let questions: Vec<_> = asked.into_iter().filter_map(|hold| Question::new(engine, now, hold)).collect();
         if questions.is_empty() {
             return; // all were given back meanwhile
         }
@@ -242,10 +256,8 @@ impl KeepAlive {
                 }
             }
             Err(error) => {
-                tracing::debug!(holds = questions.len(), ?error, "renewals without an answer");
-                for question in &questions {
-                    self.try_again(engine, &question.hold);
-                }
+                let holds: Vec<_> = questions.into_iter().map(|question| question.hold).collect();
+                self.try_all_again(engine, &holds, &error);
             }
         }
     }
@@ -286,6 +298,13 @@ impl KeepAlive {
                 self.settle(engine, question, Answer { reply: Ok(reply), sent, pulse })
             }
             Err(error) => self.try_again_after(engine, &question.hold, &error),
+        }
+    }
+
+    fn try_all_again(&self, engine: &Engine, holds: &[Arc<Hold>], error: &CallError) {
+        tracing::debug!(holds = holds.len(), ?error, "renewals without an answer");
+        for hold in holds {
+            self.try_again(engine, hold);
         }
     }
 

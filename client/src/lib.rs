@@ -9,8 +9,10 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let flock = Flock::connect("valkey://127.0.0.1:6379").await?; // cheap to clone
 //! let outcome = serve(&flock).await;
-//! flock.shutdown(Duration::from_secs(5)).await?; // before main returns, however it went
-//! # outcome
+//! let ended = flock.shutdown(Duration::from_secs(5)).await; // before main returns, however it went
+//! outcome?;
+//! ended?;
+//! # Ok(())
 //! # }
 //!
 //! async fn serve(flock: &Flock) -> Result<(), Box<dyn std::error::Error>> {
@@ -69,6 +71,7 @@
 //! | [`AcquireError::TimedOut`], `None` of a try | others held it, or came first, when the server last answered | later, or not at all |
 //! | [`AcquireError::Unavailable`], [`NotDurable`](AcquireError::NotDurable), [`Lost`](AcquireError::Lost) | no answer in time, or not all that was asked for; nothing is held | later |
 //! | [`AcquireError::Server`], [`HoldError::Server`], [`ConnectError::Server`] | the server has refused: a permission, a password, a key of another type, a limit | if it is retryable, later; or else mend it |
+//! | [`ConnectError::NoModule`], [`ConnectError::Tls`] | the server has not loaded FLOCK; there is no trust | mend it |
 //! | [`AcquireError::Config`] and others of that name | it makes no sense; nothing was sent | mend it |
 //! | [`HoldError::Unknown`] of a release | no answer in time | nothing: the work is done, and the release goes on in the background |
 //! | [`HoldError::Unknown`] of a renewal, a conversion | it may have happened | the same call again |

@@ -37,6 +37,7 @@ use crate::event::Event;
 use crate::in_place::leave_the_caller;
 use crate::jitter::{Backoff, Jitter};
 use crate::mutex::lock;
+use crate::nodes::NodeKit;
 use crate::observe;
 
 /// Requests that may wait for the socket; more make their senders wait.
@@ -232,8 +233,9 @@ pub(crate) struct Link {
     up: watch::Sender<Option<Arc<Up>>>,
     /// The highest epoch that is to be given up.
     condemned: watch::Sender<u64>,
-    /// The number of the last attempt: each has its own, so that the end of one that failed is not taken for that of the next.
-    attempts: AtomicU64,
+    /// The number of the last attempt, to whichever node: each has its own, so that the end of one that failed is not taken for that of
+    /// the next, nor a node's connection for that of the node before.
+    attempts: Arc<AtomicU64>,
     /// The number of the newest connection that came about.
     epoch: AtomicU64,
     health: Health,
@@ -271,26 +273,18 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    pub(crate) fn new(
-        config: LinkConfig,
-        dialer: Dialer,
-        purpose: Purpose,
-        clock: Clock,
-        jitter: Arc<Jitter>,
-        events: broadcast::Sender<Event>,
-        anew: watch::Sender<()>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(kit: &NodeKit, dialer: Dialer, purpose: Purpose) -> Arc<Self> {
         Arc::new(Self {
-            config,
+            config: kit.config,
             dialer,
             purpose,
-            clock,
-            jitter,
-            events,
-            anew,
+            clock: kit.clock.clone(),
+            jitter: Arc::clone(&kit.jitter),
+            events: kit.events.clone(),
+            anew: kit.anew.clone(),
             up: watch::Sender::new(None),
             condemned: watch::Sender::new(0),
-            attempts: AtomicU64::new(0),
+            attempts: Arc::clone(&kit.attempts),
             epoch: AtomicU64::new(0),
             health: Health::default(),
             trouble: Mutex::default(),
@@ -303,11 +297,11 @@ impl Link {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Ends when there is a working connection with a higher number than `epoch`.
-    pub(crate) async fn newer_than(&self, epoch: u64) {
+    /// Ends when there is a working connection that is not the one with this number: which may have been another node's.
+    pub(crate) async fn other_than(&self, epoch: u64) {
         let mut up = self.up.subscribe();
         // The sender is `self.up`: it lives as long as this borrow.
-        let _ = up.wait_for(|up| up.as_ref().is_some_and(|up| up.epoch > epoch)).await;
+        let _ = up.wait_for(|up| up.as_ref().is_some_and(|up| up.epoch != epoch)).await;
     }
 
     /// Ends when the link is up; fails with the last trouble when it is not by `until`, and at once if the server refuses us.
@@ -667,7 +661,7 @@ mod tests {
         let link = &node.commands;
         let old = link.epoch();
         server.cut_connections();
-        link.newer_than(old).await;
+        link.other_than(old).await;
         let new = link.epoch();
         for _ in 0..10 {
             link.count_timeout(old, link.clock.now());
@@ -677,7 +671,7 @@ mod tests {
         sleep(Duration::from_secs(5)).await;
         assert_eq!(link.epoch(), new, "the connection was replaced");
         link.condemn(new);
-        link.newer_than(new).await; // that is what would have happened
+        link.other_than(new).await; // that is what would have happened
     }
 
     #[cfg(feature = "testing")]

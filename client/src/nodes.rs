@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use redis::{Cmd, Value};
@@ -68,18 +69,16 @@ pub(crate) struct NodeKit {
     pub(crate) clock: Clock,
     pub(crate) jitter: Arc<Jitter>,
     pub(crate) events: broadcast::Sender<Event>,
-    /// Tells that an epoch of some node may have risen.
+    /// Tells that there is a new connection, or that a key's node is another one.
     pub(crate) anew: watch::Sender<()>,
+    /// How many connections were tried, to whichever node: each has a number of its own.
+    pub(crate) attempts: Arc<AtomicU64>,
 }
 
 impl NodeKit {
     /// Its links are down until somebody keeps them up.
     pub(crate) fn node(&self, dialer: &Dialer, messages: Purpose) -> Node {
-        let link = |purpose| {
-            let (clock, jitter) = (self.clock.clone(), Arc::clone(&self.jitter));
-            let (events, anew) = (self.events.clone(), self.anew.clone());
-            Link::new(self.config, dialer.clone(), purpose, clock, jitter, events, anew)
-        };
+        let link = |purpose| Link::new(self, dialer.clone(), purpose);
         Node {
             commands: link(Purpose::Commands),
             messages: link(messages),
@@ -250,6 +249,7 @@ impl Cluster {
             while changes.changed().await.is_ok() {
                 let primaries = self.map.primaries();
                 lock(&self.nodes).retain(|address, _| primaries.iter().any(|primary| **primary == *address));
+                self.kit.anew.send_replace(()); // what was held at a node that has gone is held at another one, or not at all
             }
         };
         tokio::join!(self.map.keep_known(), give_up);

@@ -51,7 +51,7 @@ impl Inbox {
     /// Ends when there is a subscription with a higher epoch.
     pub(crate) async fn newer_than(&self, epoch: u64) {
         match self {
-            Self::Client { node, .. } => node.messages.newer_than(epoch).await,
+            Self::Client { node, .. } => node.messages.other_than(epoch).await,
             Self::Shard { channel, .. } => above(&channel.confirmed, epoch).await,
         }
     }
@@ -124,7 +124,7 @@ impl ShardChannel {
                     backoff.reset();
                     tokio::select! {
                         () = above(&self.ended, ended) => {}
-                        () = node.messages.newer_than(link) => {}
+                        () = node.messages.other_than(link) => {}
                         () = cluster.map.moved(self.slot, &address) => {}
                         () = self.unused(&cluster) => return self.leave(&node).await,
                     }

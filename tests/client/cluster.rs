@@ -32,6 +32,7 @@ on_own_servers![
     rolling_restart_loses_nothing,
     rolling_upgrade_loses_nothing,
     loss_that_went_with_the_message_link_is_told_with_the_next,
+    loss_by_a_failover_is_told_where_no_messages_are_heard,
     outage_is_no_storm,
     what_makes_no_sense_in_a_cluster_is_told,
     users_need_few_permissions,
@@ -172,6 +173,27 @@ fn loss_that_went_with_the_message_link_is_told_with_the_next(builder: server::B
         let began = Instant::now();
         assert_eq!(timeout(SOON, guard.lost()).await.expect("it is told"), Some(LossReason::Gone));
         assert_in_time(began, began.elapsed(), ms(2000));
+    });
+}
+
+fn loss_by_a_failover_is_told_where_no_messages_are_heard(builder: server::Builder) {
+    // The promoted replica is asked as soon as it is known; the next renewal is due in ten seconds.
+    let mut cluster = replicated(&builder);
+    within_bounds(async {
+        let flock = Flock::builder(&url(&cluster)).without_pubsub().connect().await.unwrap();
+        let key = format!("{}k", tags(&cluster, PRIMARIES)[0]);
+        let guard = flock.lock(&key).lease(ms(30_000)).acknowledged_by(1, SOON).await.unwrap();
+        guard.renew().await.unwrap();
+        sleep(ms(150)).await; // in charge of the keep-alive
+        cluster.fail_over(PRIMARIES, Some("TAKEOVER"));
+        let new = &cluster.nodes[PRIMARIES];
+        wait_until("the replica is a primary", MOVED_WITHIN, || new.info("replication").text("role") == "master");
+        // Nobody hears of this: as if the grant had never reached it.
+        assert_eq!(new.connect(Protocol::Resp2).cmd(&args!["FLOCK.REVOKE", key]), Reply::Int(1));
+        cluster.nodes[0].kill9();
+        let began = Instant::now();
+        assert_eq!(timeout(SOON, guard.lost()).await.expect("it is told"), Some(LossReason::Gone));
+        assert_in_time(began, began.elapsed(), ms(5000));
     });
 }
 

@@ -213,12 +213,18 @@ fn new_link_costs_one_renewal_of_each_hold(builder: Builder) {
         }
         wait_until_called(&server, "FLOCK.RENEW", 300); // the claims are confirmed
         sleep(ms(200)).await;
-        kill(&server, &connections(&server, true));
-        wait_until_called(&server, "FLOCK.RENEW", 600);
-        sleep(ms(500)).await;
-        let stats = server.info("commandstats");
-        let renewals = stats.get("cmdstat_FLOCK.RENEW").expect("some were sent");
-        assert!(renewals.starts_with("calls=600,"), "{renewals}");
+        // The messages' link alone, and then both, as in a restart.
+        for (only_messages, renewals) in [(true, 600), (false, 900)] {
+            let killed: Vec<_> = [true, false].into_iter().filter(|messages| *messages || !only_messages).collect();
+            for messages in killed {
+                kill(&server, &connections(&server, messages));
+            }
+            wait_until_called(&server, "FLOCK.RENEW", renewals);
+            sleep(ms(500)).await;
+            let stats = server.info("commandstats");
+            let called = stats.get("cmdstat_FLOCK.RENEW").expect("some were sent");
+            assert!(called.starts_with(&format!("calls={renewals},")), "{called}");
+        }
         for guard in &guards {
             assert_kept(&server, guard, began, ms(5000));
         }
