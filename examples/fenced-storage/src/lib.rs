@@ -109,8 +109,9 @@ pub async fn play(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let flock = Flock::connect(url).await?;
     let outcome = deposit_under_lock(&flock, deposit).await;
-    flock.shutdown(Duration::from_secs(5)).await?; // however it went
-    outcome
+    let ended = flock.shutdown(Duration::from_secs(5)).await; // however it went
+    outcome?;
+    Ok(ended?)
 }
 
 async fn deposit_under_lock(

@@ -36,7 +36,10 @@ pub async fn deposit(
     token: Token,
 ) -> Result<(), DepositError> {
     let fenced = "if redis.call('FLOCK.CHECK', KEYS[1], ARGV[1]) == 0 then return 0 end
-                  if redis.call('HSETNX', KEYS[3], ARGV[2], ARGV[3]) == 1 then redis.call('INCRBY', KEYS[2], ARGV[3]) end
+                  if redis.call('HEXISTS', KEYS[3], ARGV[2]) == 0 then
+                      redis.call('INCRBY', KEYS[2], ARGV[3])
+                      redis.call('HSET', KEYS[3], ARGV[2], ARGV[3])
+                  end
                   return 1";
     let Payment { number, account, cents } = payment;
     let [cents_key, entries_key] = keys(account);
@@ -48,7 +51,8 @@ pub async fn deposit(
     }
 }
 
-/// The same in a transaction.
+/// The same in a transaction. It undoes nothing: if one of its commands fails, as INCRBY at a balance that is no number, the others are
+/// carried out all the same, and the payment is booked. A script ends there.
 ///
 /// # Errors
 /// As [`deposit`].
