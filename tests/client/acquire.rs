@@ -311,11 +311,11 @@ fn server_without_the_module_is_told_at_once(builder: Builder) {
     within_bounds(async {
         for user in ["", "nobody:p@"] {
             let began = Instant::now();
-            let error = Flock::connect(&format!("valkey://{user}{}", server.addr())).await.unwrap_err();
+            let error = Flock::connect(format!("valkey://{user}{}", server.addr())).await.unwrap_err();
             assert_in_time(began, began.elapsed(), ms(1000));
             assert!(matches!(error, ConnectError::NoModule(_)) && !error.is_retryable(), "{error:?}");
         }
-        let error = Flock::connect(&format!("valkey://nobody:wrong@{}", server.addr())).await.unwrap_err();
+        let error = Flock::connect(format!("valkey://nobody:wrong@{}", server.addr())).await.unwrap_err();
         assert!(matches!(error, ConnectError::Server(_)), "{error:?}");
     });
 }

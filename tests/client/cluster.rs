@@ -180,7 +180,7 @@ fn loss_by_a_failover_is_told_where_no_messages_are_heard(builder: server::Build
     // The promoted replica is asked as soon as it is known; the next renewal is due in ten seconds.
     let mut cluster = replicated(&builder);
     within_bounds(async {
-        let flock = Flock::builder(&url(&cluster)).without_pubsub().connect().await.unwrap();
+        let flock = Flock::builder(url(&cluster)).without_pubsub().connect().await.unwrap();
         let key = format!("{}k", tags(&cluster, PRIMARIES)[0]);
         let guard = flock.lock(&key).lease(ms(30_000)).acknowledged_by(1, SOON).await.unwrap();
         guard.renew().await.unwrap();
