@@ -6,7 +6,8 @@ use std::num::NonZeroU64;
 use flock_core::deadlines::Deadlines;
 use flock_core::lock::Start;
 use flock_core::request::ReleaseScope;
-use flock_core::table::Caller;
+use flock_core::snapshot::Image;
+use flock_core::table::{Caller, Incredible};
 use flock_core::token::WallClock;
 use flock_core::{
     Acquire, Acquired, Change, Deaf, Due, Effects, EndReason, Grant, Limits, Lock, LockId, LossReason, Millis, Mode,
@@ -246,6 +247,7 @@ fn waiter_whose_channel_nobody_hears_is_passed_over() {
     let request = Release { key: b"k", owner: b"o", token: None, scope: ReleaseScope::Plain };
     drop(table.release(at(1), place(b"k", Some(lock)), &request, &mut Deaf));
     assert!(table.lock(lock).is_some_and(|lock| lock.held_by(b"q").is_some()));
+    assert_eq!((table.stats().grants, table.stats().handoffs), (2, 1));
 }
 
 #[test]
@@ -569,4 +571,61 @@ fn databases_that_change_places_take_their_locks_along() {
     let locks = [0, 1, 2].map(|db| in_db(&mut table, db));
     table.swapped(0, 2);
     assert_eq!(locks.map(|lock| table.name(lock).map(Name::db)), [Some(2), Some(1), Some(0)]);
+}
+
+/// A shared hold of a session on connection 5.
+fn session_hold(table: &mut Table) -> LockId {
+    let request = Acquire { session: Some(Millis(10)), mode: Mode::Shared, ..Acquire::new(b"k", b"o", LEASE) };
+    let (lock, effects) = grant(table, &request, Caller { blocked: 0, client: NonZeroU64::new(5) });
+    table.recycle(effects);
+    lock
+}
+
+fn next_end(table: &Table, lock: LockId) -> Time {
+    table.lock(lock).map_or(Time::NEVER, Lock::next_deadline)
+}
+
+#[test]
+fn session_follows_its_hold_to_the_token_of_an_upgrade() {
+    let mut table = started();
+    let lock = session_hold(&mut table);
+    let before = holder(&table, lock);
+    let upgrade = Acquire { convert: Some(before), ..Acquire::new(b"k", b"o", LEASE) };
+    assert!(matches!(ask(&mut table, at(1), Some(lock), &upgrade, 0), Ok(Acquired::Granted(token)) if token > before));
+    table.client_gone(NonZeroU64::new(5).expect("not zero"));
+    look_around(&mut table, at(2), |_| Some(lock));
+    assert_eq!(next_end(&table, lock), at(12));
+}
+
+#[test]
+fn session_ends_with_its_lock_and_its_connection_counts_no_more_after_a_demotion() {
+    let mut table = started();
+    let lock = session_hold(&mut table);
+    let mut demoted = table.clone();
+    table.removed(lock, LossReason::Revoked, true);
+    assert!(!table.has_sessions());
+    drop(demoted.demoted());
+    assert!(demoted.has_sessions());
+    let _mark = demoted.promoted(at(1), WallClock::from_unix_us(0), Millis(0));
+    look_around(&mut demoted, at(1), |_| Some(lock));
+    assert_eq!(next_end(&demoted, lock), at(11), "whether its client is still there is unknown");
+}
+
+#[test]
+fn value_with_tokens_from_beyond_tomorrow_is_not_credible() {
+    let mut table = started();
+    let wall = WallClock::from_unix_us(1_700_000_000_000_000);
+    let image = |table: &Table, token: u64, mark| {
+        let (token, owner) = (Token::new(token).expect("a token"), Owner::new(b"o"));
+        let grant = Grant { owner, mode: Mode::Exclusive, token, lease: LEASE, deadline: None, terms: None };
+        table.credible(&Image { mark, grants: vec![grant] }, wall)
+    };
+    let Err(Incredible { max }) = image(&table, Token::MAX, 0) else { panic!("it is believed") };
+    assert!(image(&table, max, max).is_ok());
+    assert_eq!(image(&table, max + 1, 0), Err(Incredible { max }));
+    assert_eq!(image(&table, 1, max + 1), Err(Incredible { max }));
+    // What this server has announced itself it believes.
+    table.took_over(max + 1_000_000_000, wall);
+    let announced = table.announce_mark();
+    assert!(announced > max && image(&table, announced, announced).is_ok());
 }
