@@ -228,8 +228,9 @@ impl Builder {
         self
     }
 
-    /// Connects, and tries again and again until the connect timeout is over, unless the server refuses us: both connections are up and the client's channel is subscribed when this returns. Of a cluster one node has answered
-    /// then who serves what; connections to the nodes are made when they are needed.
+    /// Connects, and tries again and again until the connect timeout is over, unless the server refuses us: both connections are up and the
+    /// client's channel is subscribed when this returns. Of a cluster one node has answered then who serves what; connections to the nodes
+    /// are made when they are needed.
     ///
     /// From then on the client keeps them up by itself, for ever.
     ///
