@@ -394,7 +394,7 @@ fn primary_that_is_cut_off_is_left(builder: server::Builder) {
 
 fn rolling_restart_loses_nothing(builder: server::Builder) {
     let shards = if long_tier() { PRIMARIES } else { 1 };
-    one_shard_after_the_other(&builder, shards, Server::restart);
+    one_shard_after_the_other(&builder, shards, Server::restart, |_| ());
 }
 
 fn rolling_upgrade_loses_nothing(builder: server::Builder) {
@@ -403,17 +403,26 @@ fn rolling_upgrade_loses_nothing(builder: server::Builder) {
         println!("not run: the next version is for the long tier, which builds it");
         return;
     }
-    let cluster = one_shard_after_the_other(&builder, PRIMARIES, |node| {
+    let upgrade = |node: &mut Server| {
         node.set_module(&planted_module());
         node.restart();
-    });
-    for old in &cluster.nodes[..PRIMARIES] {
-        assert!(old.log().contains("perhaps a later version wrote it"), "the versions were mixed: {}", old.log());
-    }
+    };
+    let until_mixed = |old: &Server| {
+        wait_until("the old version refuses what the next one writes", MOVED_WITHIN, || {
+            old.log().contains("perhaps a later version wrote it")
+        });
+    };
+    one_shard_after_the_other(&builder, PRIMARIES, upgrade, until_mixed);
 }
 
-/// How the module is upgraded: the replica first, then it takes over, then the old primary. Nothing is granted twice meanwhile.
-fn one_shard_after_the_other(builder: &server::Builder, shards: usize, restart: fn(&mut Server)) -> Cluster {
+/// How the module is upgraded: the replica first, then it takes over, then the old primary, once it has followed for as
+/// long as `following` waits. Nothing is granted twice meanwhile.
+fn one_shard_after_the_other(
+    builder: &server::Builder,
+    shards: usize,
+    restart: fn(&mut Server),
+    following: fn(&Server),
+) {
     let mut cluster = Cluster::start_replicated(builder, PRIMARIES);
     within_bounds(async {
         let flock = connect(&cluster).await;
@@ -432,6 +441,7 @@ fn one_shard_after_the_other(builder: &server::Builder, shards: usize, restart: 
             wait_in_step_under_load(&cluster.nodes[replica]);
             cluster.fail_over(replica, None);
             wait_in_step_under_load(&cluster.nodes[primary]);
+            following(&cluster.nodes[primary]);
             cluster.wait_settled();
             restart(&mut cluster.nodes[primary]);
             wait_in_step_under_load(&cluster.nodes[primary]);
@@ -443,7 +453,6 @@ fn one_shard_after_the_other(builder: &server::Builder, shards: usize, restart: 
             assert!(is_current(&cluster.nodes[cluster.owner_of(tag)], guard));
         }
     });
-    cluster
 }
 
 /// Waits until a replica follows its primary, which goes on.
