@@ -10,7 +10,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -21,6 +20,7 @@ use crate::engine::Engine;
 use crate::error::{AcquireError, HoldError, LossReason, ServerError};
 use crate::guard;
 use crate::hold::Hold;
+use crate::line::Line;
 use crate::link::Cause;
 use crate::mutex::lock;
 use crate::wire;
@@ -39,7 +39,7 @@ pub(crate) struct Acknowledgement {
 }
 
 struct Idle {
-    connection: MultiplexedConnection,
+    line: Line,
     destination: Destination,
     since: Instant,
 }
@@ -136,8 +136,8 @@ impl Replicas {
     /// Sends the requests, over a kept connection if there is one that works. One that is merely silent may deliver them yet: they are
     /// not sent again then.
     async fn send(&self, requests: impl Fn() -> Pipeline, deadline: Instant) -> Result<Replies, RedisError> {
-        while let Some((connection, destination)) = self.take_idle() {
-            match self.send_over(connection, destination, &requests()).await {
+        while let Some((line, destination)) = self.take_idle() {
+            match self.send_over(line, destination, &requests()).await {
                 Err(error) if !error.is_timeout() => {} // closed while it was idle
                 outcome => return outcome,
             }
@@ -145,32 +145,32 @@ impl Replicas {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let open_until = deadline.min(Instant::now() + self.connect_timeout);
         let opening = timeout_at(open_until, self.dialer.open(config));
-        let (connection, destination) = opening.await.map_err(|_| no_answer())??;
-        self.send_over(connection, destination, &requests()).await
+        let (line, destination) = opening.await.map_err(|_| no_answer())??;
+        self.send_over(line, destination, &requests()).await
     }
 
     async fn send_over(
         &self,
-        mut connection: MultiplexedConnection,
+        line: Line,
         destination: Destination,
         requests: &Pipeline,
     ) -> Result<Replies, RedisError> {
-        let mut replies = connection.send_packed_commands(requests, 0, 2).await?.into_iter();
+        let mut replies = line.send_all(requests, 2).await?.into_iter();
         let (Some(renewal), Some(acknowledged)) = (replies.next(), replies.next()) else {
             return Err(no_answer());
         };
         let mut idle = lock(&self.idle);
         if idle.len() < IDLE_MAX {
-            idle.push(Idle { connection, destination, since: Instant::now() });
+            idle.push(Idle { line, destination, since: Instant::now() });
         }
         Ok(Replies { renewal, acknowledged })
     }
 
     /// The connection that was used last.
-    fn take_idle(&self) -> Option<(MultiplexedConnection, Destination)> {
+    fn take_idle(&self) -> Option<(Line, Destination)> {
         let mut idle = lock(&self.idle);
         idle.retain(|idle| idle.since.elapsed() < IDLE_FOR && self.dialer.is_current(&idle.destination));
-        idle.pop().map(|idle| (idle.connection, idle.destination))
+        idle.pop().map(|idle| (idle.line, idle.destination))
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 
 use crate::address::Address;
 use crate::error::ServerError;
+use crate::line::Line;
 use crate::sentinel::{Primary, Sentinels};
 use crate::slot_map::SlotMap;
 
@@ -30,27 +30,18 @@ pub(crate) enum Destination {
 
 impl Dialer {
     /// To be bounded by the caller.
-    pub(crate) async fn open(
-        &self,
-        config: AsyncConnectionConfig,
-    ) -> Result<(MultiplexedConnection, Destination), RedisError> {
+    pub(crate) async fn open(&self, config: AsyncConnectionConfig) -> Result<(Line, Destination), RedisError> {
         match self {
-            Self::Network(client) => {
-                let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                Ok((connection, Destination::Only))
-            }
+            Self::Network(client) => Ok((Line::open(client, config).await?, Destination::Only)),
             Self::Sentinel(sentinels) => {
-                let (connection, primary) = sentinels.open(&config).await?;
-                Ok((connection, Destination::Primary(primary)))
+                let (line, primary) = sentinels.open(&config).await?;
+                Ok((line, Destination::Primary(primary)))
             }
             Self::Node(map, address) => Ok((map.open(address, config).await?, Destination::Only)),
             #[cfg(feature = "testing")]
             Self::InMemory(process, client) => {
                 let settings = client.get_connection_info().redis_settings();
-                let opening = MultiplexedConnection::new_with_config(settings, process.open()?, config);
-                let (connection, driver) = opening.await?;
-                tokio::spawn(driver);
-                Ok((connection, Destination::Only))
+                Ok((Line::over(process.open()?, settings, config).await?, Destination::Only))
             }
         }
     }

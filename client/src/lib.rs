@@ -184,6 +184,7 @@ mod hold;
 mod in_place;
 mod jitter;
 mod keepalive;
+mod line;
 mod link;
 mod lock;
 mod mutex;

@@ -25,7 +25,6 @@ use std::time::Duration;
 
 use flock_core::Time;
 use flock_core::wire::error::ErrorCode;
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -36,6 +35,7 @@ use crate::error::{AcquireError, ConnectError, HoldError, ServerError, Source};
 use crate::event::Event;
 use crate::in_place::leave_the_caller;
 use crate::jitter::{Backoff, Jitter};
+use crate::line::Line;
 use crate::mutex::lock;
 use crate::nodes::NodeKit;
 use crate::observe;
@@ -178,7 +178,7 @@ impl Pulse {
 /// A connection that is up, or was a moment ago.
 pub(crate) struct Up {
     epoch: u64,
-    connection: MultiplexedConnection,
+    line: Line,
     destination: Destination,
     pulse: Arc<Pulse>,
 }
@@ -358,9 +358,8 @@ impl Link {
         cmd: &Cmd,
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Answer<T>, CallError> {
-        let mut connection = up.connection.clone();
         let sent = self.clock.now();
-        let outcome = timeout(self.config.response_timeout, connection.send_packed_command(cmd)).await;
+        let outcome = timeout(self.config.response_timeout, up.line.send(cmd)).await;
         let reply = self.judge(up, sent, outcome)?;
         let reply = self.read(up.epoch, &reply, read)?;
         Ok(Answer { reply, sent, pulse: Arc::clone(&up.pulse) })
@@ -374,10 +373,8 @@ impl Link {
         read: impl Fn(usize, &Value) -> Option<T>,
     ) -> Result<Answer<Vec<Result<T, CallError>>>, CallError> {
         let up = self.up().await?;
-        let mut connection = up.connection.clone();
         let sent = self.clock.now();
-        let replies = connection.send_packed_commands(pipeline, 0, count);
-        let outcome = timeout(self.config.response_timeout, replies).await;
+        let outcome = timeout(self.config.response_timeout, up.line.send_all(pipeline, count)).await;
         let replies = self.judge(&up, sent, outcome)?;
         let each = |(position, reply)| self.read(up.epoch, reply, |reply| read(position, reply));
         let reply = replies.iter().enumerate().map(each).collect();
@@ -393,13 +390,13 @@ impl Link {
             let pulse = Arc::new(Pulse::default());
             let attempt = timeout(self.config.connect_timeout, self.connect(epoch, &pulse)).await;
             match attempt.unwrap_or_else(|_| Err(timed_out("connecting timed out"))) {
-                Ok((connection, destination)) => {
+                Ok((line, destination)) => {
                     let connected = Instant::now();
                     *lock(&self.trouble) = None;
                     self.epoch.store(epoch, Ordering::Release);
                     self.health.reset();
                     pulse.beat(begun);
-                    let up = Arc::new(Up { epoch, connection, destination, pulse });
+                    let up = Arc::new(Up { epoch, line, destination, pulse });
                     self.up.send_replace(Some(Arc::clone(&up)));
                     self.anew.send_replace(());
                     observe::connected(self.name(), epoch);
@@ -431,11 +428,7 @@ impl Link {
         }
     }
 
-    async fn connect(
-        self: &Arc<Self>,
-        epoch: u64,
-        pulse: &Arc<Pulse>,
-    ) -> Result<(MultiplexedConnection, Destination), RedisError> {
+    async fn connect(self: &Arc<Self>, epoch: u64, pulse: &Arc<Pulse>) -> Result<(Line, Destination), RedisError> {
         let (link, pulse) = (Arc::downgrade(self), Arc::clone(pulse));
         let hear = move |push: PushInfo| {
             if let Some(link) = link.upgrade() {
@@ -448,16 +441,16 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFERED_MAX)
             .set_push_sender(hear);
-        let (mut connection, destination) = self.dialer.open(config).await?;
-        self.replace_predecessor(&mut connection).await?;
+        let (line, destination) = self.dialer.open(config).await?;
+        self.replace_predecessor(&line).await?;
         if let Purpose::Messages { channel, .. } = &self.purpose {
-            connection.subscribe(&**channel).await?;
+            line.subscribe(channel).await?;
         }
-        Ok((connection, destination))
+        Ok((line, destination))
     }
 
     /// Ends the last connection at the server, if this user may, and becomes the last one.
-    async fn replace_predecessor(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    async fn replace_predecessor(&self, line: &Line) -> Result<(), RedisError> {
         let predecessor = lock(&self.predecessor).clone();
         let mut requests = redis::pipe();
         requests.ignore_errors();
@@ -466,7 +459,7 @@ impl Link {
             requests.cmd("CLIENT").arg("KILL").arg("ID").arg(&last.id).arg("ADDR").arg(last.address.to_string());
         }
         let count = 1 + usize::from(predecessor.is_some());
-        let replies = connection.send_packed_commands(&requests, 0, count).await?;
+        let replies = line.send_all(&requests, count).await?;
         *lock(&self.predecessor) = replies.first().and_then(Identity::parse);
         Ok(())
     }
@@ -496,7 +489,6 @@ impl Link {
     /// Ends when the connection is condemned, or leads to a server that has a successor; asks it now and then whether it is there.
     async fn watch_over(&self, up: &Up) {
         let epoch = up.epoch;
-        let mut connection = up.connection.clone();
         let mut condemned = self.condemned.subscribe();
         let beat = async {
             let ping = redis::cmd("PING");
@@ -506,7 +498,7 @@ impl Link {
                     self.until_quiet(up, asked).await;
                 }
                 asked = self.clock.now();
-                let outcome = timeout(self.config.response_timeout, connection.send_packed_command(&ping)).await;
+                let outcome = timeout(self.config.response_timeout, up.line.send(&ping)).await;
                 // After a timeout it is asked again at once. An error reply is a sign of life, and a broken link is condemned now.
                 silent = outcome.is_err();
                 let _ = self.judge(up, asked, outcome);

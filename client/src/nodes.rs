@@ -184,7 +184,7 @@ impl Engine {
         let Some(next) = next else { return answer };
         let requests = wire::pipeline([redis::cmd("ASKING"), command.clone()]);
         let read = |position, reply: &Value| if position == 0 { Some(None) } else { read(reply).map(Some) };
-        let answers = next.commands.call_all(&requests, 2, read).await?;
+        let answers = Box::pin(next.commands.call_all(&requests, 2, read)).await?; // boxed, as it is rare
         let unread = || CallError::Unanswered("an answer that cannot be one".into());
         let mut replies = answers.reply.into_iter();
         replies.next().ok_or_else(unread)??; // whose user may not ask so is told, and not sent back to where it came from

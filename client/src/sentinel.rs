@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::address::{Address, HostsUrl};
 use crate::jitter::Jitter;
+use crate::line::Line;
 use crate::mutex::lock;
 #[cfg(feature = "tls")]
 use crate::tls::is_distrust;
@@ -133,10 +134,7 @@ impl Sentinels {
 
     /// Connects to the primary, and says which that is. The sentinels are asked in turn, until one names a server that says the same
     /// of itself. To be bounded by the caller.
-    pub(crate) async fn open(
-        &self,
-        config: &AsyncConnectionConfig,
-    ) -> Result<(MultiplexedConnection, Primary), RedisError> {
+    pub(crate) async fn open(&self, config: &AsyncConnectionConfig) -> Result<(Line, Primary), RedisError> {
         let sentinels = self.turn();
         let mut round = Round::default();
         for sentinel in &sentinels {
@@ -144,7 +142,7 @@ impl Sentinels {
                 Ok(Some(primary)) if !self.believe(&primary) => round.older.push(primary),
                 Ok(Some(primary)) if round.tried.contains(&primary) => {}
                 Ok(Some(primary)) => match self.enter(&primary, config).await {
-                    Ok(connection) => return Ok((connection, primary)),
+                    Ok(line) => return Ok((line, primary)),
                     Err(error) => round.failed(primary, error),
                 },
                 Ok(None) => round.strangers += 1,
@@ -155,7 +153,7 @@ impl Sentinels {
         if let Some(primary) = round.older.iter().filter(|_| agreed).max_by_key(|primary| primary.config_epoch) {
             tracing::warn!(service = self.service, primary = %primary.address, "the sentinels have begun anew");
             self.primary.send_replace(Some(primary.clone()));
-            return self.enter(primary, config).await.map(|connection| (connection, primary.clone()));
+            return self.enter(primary, config).await.map(|line| (line, primary.clone()));
         }
         Err(round.verdict(&self.service, &sentinels))
     }
@@ -198,19 +196,15 @@ impl Sentinels {
     }
 
     /// Connects to what may be the primary. The connection is of use only if it is one; ends early if it is not any more.
-    async fn enter(
-        &self,
-        primary: &Primary,
-        config: &AsyncConnectionConfig,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    async fn enter(&self, primary: &Primary, config: &AsyncConnectionConfig) -> Result<Line, RedisError> {
         let entering = async {
             let client = Client::open(primary.address.put_into(&self.server))?;
-            let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
+            let line = Line::open(&client, config.clone()).await?;
             // Not ROLE, for which a user needs a permission: HELLO is allowed to all, and tells the role too.
-            let hello: HashMap<String, Value> = redis::cmd("HELLO").query_async(&mut connection).await?;
+            let hello: HashMap<String, Value> = line.query(&redis::cmd("HELLO")).await?;
             let role = hello.get("role").map(String::from_redis_value_ref).transpose()?;
             match role.as_deref() {
-                Some("master" | "primary") => Ok(connection),
+                Some("master" | "primary") => Ok(line),
                 _ => Err(failed(format!("no primary; its role: {}", role.as_deref().unwrap_or("none")))),
             }
         };

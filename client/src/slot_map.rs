@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use flock_core::wire::error::ErrorCode;
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -23,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::address::Address;
 use crate::error::{ConnectError, ServerError};
 use crate::jitter::{Backoff, Jitter};
+use crate::line::Line;
 use crate::link;
 use crate::mutex::lock;
 use crate::slot::{SLOTS, Slot};
@@ -249,21 +249,16 @@ impl SlotMap {
 
     async fn ask(&self, node: &Address) -> Result<Known, RedisError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let mut connection = self.open(node, config).await?;
+        let line = self.open(node, config).await?;
         // One by one: a refusal is then told word for word. The epochs first: should the two not match, they are the lower ones.
-        let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;
-        let slots: Value = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
+        let nodes: String = line.query(redis::cmd("CLUSTER").arg("NODES")).await?;
+        let slots: Value = line.query(redis::cmd("CLUSTER").arg("SLOTS")).await?;
         read(&slots, &nodes, node).ok_or_else(|| link::timed_out("an answer that cannot be one"))
     }
 
     /// To be bounded by the caller.
-    pub(crate) async fn open(
-        &self,
-        node: &Address,
-        config: AsyncConnectionConfig,
-    ) -> Result<MultiplexedConnection, RedisError> {
-        let client = Client::open(node.put_into(&self.node))?;
-        client.get_multiplexed_async_connection_with_config(&config).await
+    pub(crate) async fn open(&self, node: &Address, config: AsyncConnectionConfig) -> Result<Line, RedisError> {
+        Line::open(&Client::open(node.put_into(&self.node))?, config).await
     }
 
     /// All nodes, each time beginning with another. There is at least one: the URL names it.
