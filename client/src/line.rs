@@ -22,6 +22,7 @@ use redis::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::task::coop::has_budget_remaining;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::mutex::lock;
@@ -192,6 +193,10 @@ impl Turns {
             // It is being polled, and may have looked into the channel already.
             Err(TryLockError::WouldBlock) => self.bell.ring(),
         }
+        // What tokio did not let the caller's task do any more in this turn would wait for its next, which may never come.
+        if !has_budget_remaining() {
+            self.bell.ring();
+        }
         answer
     }
 
@@ -258,11 +263,14 @@ mod tests {
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::runtime::Runtime;
+    use tokio::task::coop::consume_budget;
     use tokio::task::yield_now;
 
     use super::*;
 
     const PIPE_BYTES: usize = 1024;
+    /// How much tokio lets a task do in a turn.
+    const BUDGET: usize = 128;
     const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
     /// A connection whose client's thread runs only when a test says so, and its other end.
@@ -350,6 +358,23 @@ mod tests {
         assert_eq!(ends.read(), b"");
         ends.let_run();
         assert_eq!(ends.read(), PING);
+    }
+
+    #[test]
+    fn request_is_written_by_the_thread_if_its_caller_has_used_up_what_tokio_lets_a_task_do_in_a_turn() {
+        let mut asked = Vec::new();
+        for left in 1..10 {
+            let mut ends = Ends::new();
+            let caller = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            caller.block_on(async {
+                for _ in left..BUDGET {
+                    consume_budget().await;
+                }
+                asked.push(ping(&ends.line));
+            }); // and the caller runs no more
+            ends.let_run();
+            assert_eq!(ends.read(), PING, "{left} left");
+        }
     }
 
     #[test]
