@@ -27,7 +27,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::mutex::lock;
 
-/// A connection to a server. Closed when the last of its clones is dropped.
+/// A connection to a server. Closed when the last of its clones is dropped, or the runtime it was opened on ends.
 #[derive(Clone)]
 pub(crate) struct Line {
     connection: MultiplexedConnection,
@@ -136,7 +136,7 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// The task that drives a connection, until this is dropped.
+/// A driver, and the task that it ends with; which ends when this is dropped.
 struct Driver {
     turns: Arc<Turns>,
     task: AbortHandle,
@@ -148,17 +148,34 @@ impl Driver {
         let waker = Waker::from(Arc::clone(&bell));
         let turns =
             Arc::new(Turns { work: Mutex::new(Some(Box::pin(work))), bell, waker, asking: AtomicUsize::new(0) });
-        let task = tokio::spawn({
-            let turns = Arc::clone(&turns);
-            poll_fn(move |context| turns.poll_by_task(context))
-        });
-        Self { turns, task: task.abort_handle() }
+        let task = tokio::spawn(Task(Arc::clone(&turns))).abort_handle();
+        Self { turns, task }
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// The task of a driver. If its runtime ends it, the connection is closed, whoever has it still.
+struct Task(Arc<Turns>);
+
+impl Future for Task {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let turns = &self.0;
+        turns.bell.0.get_or_init(|| context.waker().clone());
+        turns.poll(&mut lock(&turns.work))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let work = lock(&self.0.work).take();
+        drop(work); // not under the lock
     }
 }
 
@@ -176,11 +193,6 @@ struct Turns {
 }
 
 impl Turns {
-    fn poll_by_task(&self, context: &Context<'_>) -> Poll<()> {
-        self.bell.0.get_or_init(|| context.waker().clone());
-        self.poll(&mut lock(&self.work))
-    }
-
     /// Polls a request for the first time, which puts it into the channel, and then the driver, which takes it from there.
     fn poll_alone<T>(&self, request: Pin<&mut impl Future<Output = T>>, context: &mut Context<'_>) -> Poll<T> {
         let answer = {
@@ -399,6 +411,17 @@ mod tests {
         drop(asked);
         thread.block_on(server.read_to_end(&mut come)).unwrap();
         assert!(come.len() < 4 * PIPE_BYTES, "nobody waits for the rest");
+    }
+
+    #[test]
+    fn connection_is_closed_when_the_thread_ends_whoever_has_it_still() {
+        let ends = Ends::new();
+        let mut asked = ping(&ends.line);
+        let Ends { thread, line: _line, mut server } = ends;
+        drop(thread);
+        let mut come = Vec::new();
+        assert!(matches!(poll_once(pin!(server.read_to_end(&mut come))), Poll::Ready(Ok(_))));
+        assert!(matches!(poll_once(asked.as_mut()), Poll::Ready(Err(_))));
     }
 
     #[tokio::test]
