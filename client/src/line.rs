@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
@@ -48,8 +49,8 @@ impl Line {
         let settings = info.redis_settings();
         match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
-                let stream = connect(host, *port).await?;
-                stream.set_nodelay(true)?;
+                let stream = connect(lookup_host((host.as_str(), *port)).await?).await?;
+                stream.set_nodelay(info.tcp_settings().nodelay())?;
                 Self::over(stream, settings, config).await
             }
             ConnectionAddr::Unix(path) => Self::over(UnixStream::connect(path).await?, settings, config).await,
@@ -105,9 +106,9 @@ impl Line {
     }
 }
 
-/// Connects to that address of the host which answers first.
-async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut attempts: JoinSet<_> = lookup_host((host, port)).await?.map(TcpStream::connect).collect();
+/// Connects to that of a host's addresses which answers first.
+async fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+    let mut attempts: JoinSet<_> = addresses.map(TcpStream::connect).collect();
     let mut trouble = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     while let Some(attempt) = attempts.join_next().await {
         match attempt? {
@@ -271,15 +272,17 @@ impl Wake for Bell {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
+    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::runtime::Runtime;
     use tokio::task::coop::consume_budget;
     use tokio::task::yield_now;
+    use tokio::time::timeout;
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(10);
     const PIPE_BYTES: usize = 1024;
     /// How much tokio lets a task do in a turn.
     const BUDGET: usize = 128;
@@ -294,7 +297,7 @@ mod tests {
 
     impl Ends {
         fn new() -> Self {
-            let thread = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let thread = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             let (ours, server) = duplex(PIPE_BYTES);
             let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
             let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
@@ -405,11 +408,11 @@ mod tests {
         long.arg(&[0_u8; 4 * PIPE_BYTES][..]);
         let asked = ask(&ends.line, long);
         let Ends { thread, line, mut server } = ends;
-        let mut come = vec![0; PIPE_BYTES / 2];
+        let mut come = vec![0; 2 * PIPE_BYTES]; // more than lies in the pipe: the driver lives
         drop(line);
         thread.block_on(server.read_exact(&mut come)).unwrap(); // what is asked has a clone
         drop(asked);
-        thread.block_on(server.read_to_end(&mut come)).unwrap();
+        thread.block_on(async { timeout(PATIENCE, server.read_to_end(&mut come)).await.unwrap().unwrap() });
         assert!(come.len() < 4 * PIPE_BYTES, "nobody waits for the rest");
     }
 
@@ -425,13 +428,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn name_with_several_addresses_is_reached_at_the_one_that_answers() {
-        // localhost is ::1 too on most machines, where nobody listens here.
+    async fn host_with_several_addresses_is_reached_at_the_one_that_answers() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        assert!(connect("localhost", port).await.unwrap().peer_addr().unwrap().is_ipv4());
-        drop(listener);
-        let refused = connect("localhost", port).await.unwrap_err();
+        let there = listener.local_addr().unwrap();
+        let nobody = SocketAddr::from(([127, 0, 0, 2], there.port()));
+        for addresses in [[there, nobody], [nobody, there]] {
+            assert_eq!(connect(addresses.into_iter()).await.unwrap().peer_addr().unwrap(), there);
+        }
+        let refused = connect([nobody, nobody].into_iter()).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 }
