@@ -95,9 +95,9 @@ impl Line {
 
     async fn drive<T>(&self, mut request: Pin<&mut impl Future<Output = T>>) -> T {
         let Some(driver) = &self.driver else { return request.await };
-        let asking = Asking::begin(&driver.turns.asking);
+        let asking = Asking::begin(&driver.shared.asking);
         if asking.alone {
-            let first = poll_fn(|context| Poll::Ready(driver.turns.poll_alone(request.as_mut(), context)));
+            let first = poll_fn(|context| Poll::Ready(driver.shared.poll_alone(request.as_mut(), context)));
             if let Poll::Ready(answer) = first.await {
                 return answer;
             }
@@ -139,7 +139,7 @@ impl Drop for Asking<'_> {
 
 /// A driver, and the task that it ends with; which ends when this is dropped.
 struct Driver {
-    turns: Arc<Turns>,
+    shared: Arc<SharedDriver>,
     task: AbortHandle,
 }
 
@@ -147,10 +147,10 @@ impl Driver {
     fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
         let bell = Arc::new(Bell(OnceLock::new()));
         let waker = Waker::from(Arc::clone(&bell));
-        let turns =
-            Arc::new(Turns { work: Mutex::new(Some(Box::pin(work))), bell, waker, asking: AtomicUsize::new(0) });
-        let task = tokio::spawn(Task(Arc::clone(&turns))).abort_handle();
-        Self { turns, task }
+        let shared =
+            Arc::new(SharedDriver { work: Mutex::new(Some(Box::pin(work))), bell, waker, asking: AtomicUsize::new(0) });
+        let task = tokio::spawn(Task(Arc::clone(&shared))).abort_handle();
+        Self { shared, task }
     }
 }
 
@@ -161,15 +161,15 @@ impl Drop for Driver {
 }
 
 /// The task of a driver. If its runtime ends it, the connection is closed, whoever has it still.
-struct Task(Arc<Turns>);
+struct Task(Arc<SharedDriver>);
 
 impl Future for Task {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let turns = &self.0;
-        turns.bell.0.get_or_init(|| context.waker().clone());
-        turns.poll(&mut lock(&turns.work))
+        let shared = &self.0;
+        shared.bell.0.get_or_init(|| context.waker().clone());
+        shared.poll(&mut lock(&shared.work))
     }
 }
 
@@ -183,7 +183,7 @@ impl Drop for Task {
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The driver, which its task and those who ask poll in turns.
-struct Turns {
+struct SharedDriver {
     /// None when it has ended.
     work: Mutex<Option<Work>>,
     bell: Arc<Bell>,
@@ -193,7 +193,7 @@ struct Turns {
     asking: AtomicUsize,
 }
 
-impl Turns {
+impl SharedDriver {
     /// Polls a request for the first time, which puts it into the channel, and then the driver, which takes it from there.
     fn poll_alone<T>(&self, request: Pin<&mut impl Future<Output = T>>, context: &mut Context<'_>) -> Poll<T> {
         let answer = {
@@ -218,9 +218,8 @@ impl Turns {
         // Taken out for as long as it is polled: what has panicked must not be polled again.
         let Some(mut driver) = work.take() else { return Poll::Ready(()) };
         let polled = driver.as_mut().poll(&mut Context::from_waker(&self.waker));
-        match polled {
-            Poll::Pending => *work = Some(driver),
-            Poll::Ready(()) => self.bell.ring(), // the task ends too
+        if polled.is_pending() {
+            *work = Some(driver);
         }
         polled
     }
@@ -366,8 +365,8 @@ mod tests {
     #[test]
     fn request_is_written_though_the_driver_is_being_polled_elsewhere() {
         let mut ends = Ends::new();
-        let turns = Arc::clone(&ends.line.driver.as_ref().unwrap().turns);
-        let elsewhere = lock(&turns.work);
+        let shared = Arc::clone(&ends.line.driver.as_ref().unwrap().shared);
+        let elsewhere = lock(&shared.work);
         let _asked = ping(&ends.line);
         drop(elsewhere);
         assert_eq!(ends.read(), b"");
