@@ -266,6 +266,15 @@ impl Identity {
     }
 }
 
+/// Takes a link's connection away when it is dropped: nobody watches over that any more.
+struct Down<'a>(&'a Link);
+
+impl Drop for Down<'_> {
+    fn drop(&mut self) {
+        self.0.up.send_replace(None);
+    }
+}
+
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("name", &self.name()).field("epoch", &self.epoch()).finish_non_exhaustive()
@@ -381,8 +390,9 @@ impl Link {
         Ok(Answer { reply, sent, pulse: Arc::clone(&up.pulse) })
     }
 
-    /// Keeps the link up for ever; runs on the client's thread.
+    /// Keeps the link up until this is dropped; runs on the client's thread.
     pub(crate) async fn keep_up(self: Arc<Self>) {
+        let _down_at_last = Down(&self);
         let mut backoff = Backoff::new(RECONNECT_DELAY_FIRST, self.config.reconnect_delay_max);
         loop {
             let epoch = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;

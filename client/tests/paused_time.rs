@@ -326,6 +326,7 @@ async fn shutdown_gives_everything_back() {
     let flock = server.client().await;
     let guard = flock.lock("k").await.unwrap();
     flock.shutdown(secs(1)).await.unwrap();
+    assert_eq!(server.connections(), 0, "though there are handles still");
     assert!(server.holders("k").is_empty());
     assert_eq!(guard.lost().await, Some(LossReason::ShutDown));
     assert!(matches!(flock.lock("k").await, Err(AcquireError::ShutDown)));
