@@ -80,7 +80,8 @@ impl Guard {
     }
 
     /// The fencing token: higher than that of every earlier holder. Send it with every write; the storage accepts it if it is
-    /// greater than the highest one seen, or equal. An upgrade changes it.
+    /// greater than the highest one seen, or equal. An upgrade changes it. Keep the guard too: `lock.await?.token()` drops it, and the lock is
+    /// free again.
     #[must_use]
     pub fn token(&self) -> Token {
         self.hold().token()

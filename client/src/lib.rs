@@ -6,19 +6,21 @@
 //! use flock_client::{Flock, Released};
 //!
 //! # async fn write_order(_token: flock_client::Token) -> std::io::Result<()> { Ok(()) }
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let flock = Flock::connect("valkey://127.0.0.1:6379").await?; // cheap to clone
-//! let outcome = serve(&flock).await;
-//! let ended = flock.shutdown(Duration::from_secs(5)).await; // before main returns, however it went
-//! outcome?;
-//! ended?;
-//! # Ok(())
-//! # }
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let flock = Flock::connect("valkey://127.0.0.1:6379").await?; // cheap to clone
+//!     let outcome = serve(&flock).await;
+//!     let ended = flock.shutdown(Duration::from_secs(5)).await; // before main returns, however it went
+//!     outcome?;
+//!     Ok(ended?)
+//! }
 //!
 //! async fn serve(flock: &Flock) -> Result<(), Box<dyn std::error::Error>> {
 //!     // Waits in the server's queue for up to 3 s; renewed in the background from then on.
 //!     let guard = flock.lock("order:1001").lease(Duration::from_secs(30)).wait(Duration::from_secs(3)).await?;
-//!     write_order(guard.token()).await?; // stores the token, then reads and writes; a token lower than the last is refused there
+//!     // Stores the token, then reads and writes; a token lower than the last is refused there. Cancelled if the lock is lost. So there are
+//!     // two errors, the lock's and the work's: `Ok` alone is no success.
+//!     guard.watch(write_order(guard.token())).await??;
 //!     // After the commit. Whatever comes here, the work is done: an error is no reason to do it again. (Whatever drops the guard, a `?`
 //!     // or a panic, releases too, in the background.)
 //!     match guard.release().await {
@@ -27,7 +29,7 @@
 //!         Err(error) => eprintln!("goes on in the background: {error:?}"),
 //!     }
 //!
-//!     // Or: released after the work, and the work is cancelled if the lock is lost. Two errors: the lock's, and then the work's.
+//!     // Or all of that in one.
 //!     flock.lock("order:1001").wait(Duration::from_secs(3)).run(|token| write_order(token)).await??;
 //!     Ok(())
 //! }
@@ -38,8 +40,9 @@
 //! | to | by |
 //! |---|---|
 //! | wait in turn, for a while, not at all | [`Lock`] awaited, [`Lock::wait`], [`Lock::try_acquire`] |
-//! | share: readers, a semaphore; change between | [`Lock::shared`], [`Lock::limit`]; [`Guard::convert`] |
-//! | hold several, each in its own mode, or none | [`Flock::lock_all`], [`LockAll::and_shared`] |
+//! | share: readers, a semaphore (all say the same number); change between | [`Lock::shared`], [`Lock::limit`]; [`Guard::convert`] |
+//! | hold several, each in its own mode, or none | [`Flock::lock_all`], [`LockAll::and_shared`]; each one's token by [`GuardSet::get`] |
+//! | bound work that may hang | [`Lock::max_hold`] |
 //! | acquire again what the same owner holds | [`Lock::reentrant`] |
 //! | have the grant on replicas before it counts | [`Lock::acknowledged_by`] |
 //! | have the lock end soon after its process | [`Lock::session`] |
@@ -52,19 +55,26 @@
 //! * **One client for a process**, cloned to wherever it is needed, and shut down before `main` returns, on errors too. A shutdown does not
 //!   wait for work: what is still held is lost and given back, and work under it is cancelled. End or await your own tasks first.
 //! * **A lease for the worst case.** It is renewed at a third, so its length says two things only: how long others wait after this process
-//!   has died, and how long an outage the hold survives (about two thirds of it; in its first tenth of a second, until it is confirmed, no
-//!   more than [`Builder::claim`]).
-//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant. Unless set otherwise a lease is 30 s, and
+//!   has died, and how long an outage the hold survives: about two thirds of it. (A hold of the first tenth of a second: [`Builder::claim`],
+//!   which is 5 s unless set.) It does *not* say how long the work may take: work that hangs is renewed for ever, unless bounded by
+//!   [`Lock::max_hold`].
+//! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant: without one, whatever may be better later (no
+//!   connection, a replica, a full queue) is asked again and again, and never told. Unless set otherwise a lease is 30 s, and
 //!   connecting, a try, a renewal or a release takes 5 s at most, which is what they take while the server is silent.
 //! * **The token before the first read, and with every write.** The storage refuses a token lower than the highest it has seen, and it has
 //!   seen yours only when you have told it: store the token first, or in the transaction that reads, with the row locked. Otherwise a late
 //!   write of the holder before you is accepted after you have read. Each of several locks has its own token, for what that lock guards.
 //! * **A number for each piece of work**, the same each time it is tried (an order's, never the token), to see by it whether the work was
-//!   done: in the storage, in the transaction that writes. Whatever cannot refuse a token, as a gateway or a mail, gets it as idempotency
-//!   key, and may be called twice: just before, look at [`Guard::is_valid`]. A lock says *not at the same time*, and never *once*.
-//! * **The work under [`Lock::run`] or [`Guard::watch`]**, or with a look at [`Guard::is_valid`] before each step.
+//!   done: in the storage, in the transaction that writes. A gateway or a mail cannot refuse a token: send it *the number* as idempotency
+//!   key (the token is another at each try), look at [`Guard::is_valid`] just before, and expect two calls all the same. A lock says *not at
+//!   the same time*, and never *once*.
+//! * **The work under [`Lock::run`] or [`Guard::watch`]**, or with a look at [`Guard::is_valid`] before each step. Where a call cut short is
+//!   worse than one too many, as to a gateway under a `limit`, keep the guard beside the call and do not watch.
+//! * **Several locks by [`Flock::lock_all`]**, which asks in one order whatever yours is. Two who acquire one after the other, and each has
+//!   what the other wants, wait for ever.
 //! * **Commit, then release**, and look at the answer: [`Released::AlreadyLost`] says that others may have come in between.
-//! * **Futures are awaited or dropped.** One that is neither, as an arm that a loop keeps and does not poll, holds its place or its lock.
+//! * **Futures are awaited or dropped.** One that is neither, as an arm that a loop keeps and does not poll, holds its place or its lock. One
+//!   that is dropped has lost its place: a wait in a `select!` that loops is made and pinned before the loop, and polled by `&mut`.
 //!
 //! | outcome | means | then |
 //! |---|---|---|
@@ -81,7 +91,8 @@
 //! | the storage refuses the token | a later holder was there | as a loss; if it refuses a new one too, see [`Lock::floor`] |
 //! | [`AcquireError::ShutDown`] | the client has ended | leave it to another process |
 //!
-//! Each error has `is_retryable`: whether the same call may succeed later, after a pause, and not for ever. Of leases and timeouts, zero and
+//! Each error has `is_retryable`: whether the same *request* may succeed later, after a pause, and not for ever. Of your work it says nothing: after
+//! a release the work is done, whatever it says; and a loss is not retryable, though the work is to be taken up again. Of leases and timeouts, zero and
 //! more than a year are refused as [`AcquireError::Config`] or [`ConnectError::Config`] before anything is sent; the server refuses a lease
 //! above its `flock.lease-max-ms`: one day unless it is set, 10 days at most. A wait of zero is a try.
 //!
@@ -92,19 +103,17 @@
 //! * **A belief that ends first.** [`Guard::is_valid`] says no before the lease ends at the server: it counts from before the
 //!   request was sent, on a clock that counts suspended time, less a margin. A process that was stopped sees the loss before it acts.
 //!   What ends a hold before its lease (FLOCK.REVOKE, a deleted key, a flush, a failover) is told when it has happened, not foreseen.
-//! * **Nothing stays behind.** Dropping any future or guard, at any point and anywhere, gives back what it had or waited for. A
-//!   request that reaches the server when its connection is dead costs [`Builder::claim`], not a lease; that of a re-entrant handle
-//!   costs the lease.
+//! * **Nothing stays behind.** Dropping any future or guard, at any point and anywhere, gives back what it had or waited for, while the
+//!   process lives: [`Flock::shutdown`] waits for that. A request that reaches the server when its connection is dead costs
+//!   [`Builder::claim`], not a lease; that of a re-entrant handle costs the lease.
 //! * **Retries that are safe.** Each acquisition has an owner of its own, and every request of it may be repeated.
 //! * **Connections that heal.** Two connections (in a cluster, to each primary that is needed), watched by heartbeats, replaced when they
-//!   break or fall silent; who waits asks again.
+//!   break or fall silent; who waits asks again, and has kept its place if the server has.
 //! * **Trust is never off.** With TLS, certificates and host names are checked; there is no switch against that.
 //! * **Your runtime is not in the way**, unless it was given to [`Builder::on_runtime`]. Connections, renewals, waits and what is given
 //!   back are the business of a thread of the client's own: a busy or blocked runtime costs no lease, and a future needs no particular
-//!   runtime, or none. Only the first request of an operation is made where its future is polled. If that is not polled any more, because
-//!   its thread is blocked or it was put aside, a release and a conversion are carried out all the same, at most two response timeouts
-//!   later. What was granted lasts for [`Builder::claim`], as the future may never be polled again; and a wait whose first request is lost
-//!   with the connection is asked for again when it is polled: until then it has no place in the queue.
+//!   runtime, or none. Only the first request of an operation is made where its future is polled; [`Lock`] tells what becomes of one that is
+//!   polled no more.
 //!
 //! # What it does not promise
 //!
@@ -115,8 +124,8 @@
 //! * **Tokens fence exclusive holds.** Of those who share a lock each has a token, and they are there together: do not compare them among
 //!   each other, or the storage refuses the one that came first. So what was read while shared is not fenced: after an upgrade store the
 //!   new [`Guard::token`], and *read again* before you write.
-//! * **Under one token your own late requests are not refused.** A write that got no answer is repeated with its number, never replaced by
-//!   another.
+//! * **A token does not tell your own writes apart.** Of two under one token both are accepted, the late one too. So a write that got no answer
+//!   is repeated, with its number; another in its place might be followed by it.
 //! * **A failover can grant twice.** Valkey replicates asynchronously: what the old primary granted last may be unknown to the new one.
 //!   The token covers that, if the storage checks it. [`Lock::acknowledged_by`] makes it less likely, or impossible if *every* replica
 //!   that may be promoted acknowledges.

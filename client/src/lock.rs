@@ -41,6 +41,12 @@ pub enum WaitMode {
 ///
 /// # Cancel safety
 /// Dropping the future at any point leaves neither a hold nor a place in the queue: both are given back in the background.
+///
+/// One that is neither dropped nor polled any more, because its thread is blocked or it was put aside, has what its first request has got
+/// it: a place in the queue, or the lock, for [`Builder::claim`](crate::Builder::claim) only, as it may never be polled again. If that
+/// request was lost with its connection, it has no place until it is polled. Once polled after the answer it waits on the client's thread,
+/// and keeps what it gets there until it is dropped. (A release or a conversion that is polled no more is carried out all the same, at most
+/// two response timeouts later.)
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is awaited"]
 pub struct Lock {
