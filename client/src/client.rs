@@ -628,6 +628,7 @@ mod tests {
     use std::future::IntoFuture;
 
     use super::*;
+    use crate::address::Address;
     use crate::error::AcquireError;
 
     #[test]
@@ -636,6 +637,14 @@ mod tests {
         assert!(!format!("{builder:?}").contains("secret"));
         let error = Flock::builder("http://user:secret@host").dialer().unwrap_err();
         assert!(!format!("{error:?} {error}").contains("secret"));
+    }
+
+    #[test]
+    fn small_requests_are_not_held_back() {
+        let client = Flock::builder("").client("valkey://h").unwrap();
+        assert!(client.get_connection_info().tcp_settings().nodelay());
+        let node = Address { host: "n".into(), port: 1 }.put_into(client.get_connection_info());
+        assert!(node.tcp_settings().nodelay(), "nor those to the other nodes");
     }
 
     #[test]

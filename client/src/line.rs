@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, FromRedisValue, Pipeline, RedisConnectionInfo, RedisError,
     Value,
@@ -49,8 +50,7 @@ impl Line {
         let settings = info.redis_settings();
         match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
-                let stream = connect(lookup_host((host.as_str(), *port)).await?).await?;
-                stream.set_nodelay(info.tcp_settings().nodelay())?;
+                let stream = connect(lookup_host((host.as_str(), *port)).await?, info.tcp_settings()).await?;
                 Self::over(stream, settings, config).await
             }
             ConnectionAddr::Unix(path) => Self::over(UnixStream::connect(path).await?, settings, config).await,
@@ -107,12 +107,15 @@ impl Line {
 }
 
 /// Connects to that of a host's addresses which answers first.
-async fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+async fn connect(addresses: impl Iterator<Item = SocketAddr>, settings: &TcpSettings) -> io::Result<TcpStream> {
     let mut attempts: JoinSet<_> = addresses.map(TcpStream::connect).collect();
     let mut trouble = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     while let Some(attempt) = attempts.join_next().await {
         match attempt? {
-            Ok(stream) => return Ok(stream),
+            Ok(stream) => {
+                stream.set_nodelay(settings.nodelay())?;
+                return Ok(stream);
+            }
             Err(error) => trouble = error,
         }
     }
@@ -432,9 +435,13 @@ mod tests {
         let there = listener.local_addr().unwrap();
         let nobody = SocketAddr::from(([127, 0, 0, 2], there.port()));
         for addresses in [[there, nobody], [nobody, there]] {
-            assert_eq!(connect(addresses.into_iter()).await.unwrap().peer_addr().unwrap(), there);
+            for nodelay in [true, false] {
+                let settings = TcpSettings::default().set_nodelay(nodelay);
+                let stream = connect(addresses.into_iter(), &settings).await.unwrap();
+                assert_eq!((stream.peer_addr().unwrap(), stream.nodelay().unwrap()), (there, nodelay));
+            }
         }
-        let refused = connect([nobody, nobody].into_iter()).await.unwrap_err();
+        let refused = connect([nobody, nobody].into_iter(), &TcpSettings::default()).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 }
