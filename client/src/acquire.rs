@@ -36,6 +36,7 @@ use crate::acknowledgement::Acknowledgement;
 use crate::clock::{believed_until, duration, millis};
 use crate::engine::{Engine, Errand};
 use crate::error::{AcquireError, ServerError};
+use crate::event::Event;
 use crate::hold::{Grant, Hold, Keeping, Name, Session};
 use crate::in_place::leave_the_caller;
 use crate::jitter::Backoff;
@@ -529,12 +530,14 @@ impl Attempt {
 
     /// Remembers what may be over a moment later; fails with what will not.
     fn note(&mut self, error: CallError) -> Result<(), AcquireError> {
-        let is_passing = error.is_passing();
-        let error = AcquireError::from(error);
-        if !is_passing {
-            return Err(error);
+        if !error.is_passing() {
+            return Err(error.into());
         }
-        self.trouble = Some(error);
+        if let CallError::Server(error) = &error {
+            let (key, code) = (self.name.key.to_vec(), error.code().to_owned());
+            let _ = self.engine.events.send(Event::AcquireRefused { key, code });
+        }
+        self.trouble = Some(error.into());
         Ok(())
     }
 

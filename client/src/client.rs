@@ -567,7 +567,7 @@ impl Flock {
         LockAll::new(self.clone(), keys)
     }
 
-    /// What happens to this client from now on: its connections, failed renewals, losses.
+    /// What happens to this client from now on: its connections, refusals that may pass, failed renewals, losses.
     #[must_use]
     pub fn events(&self) -> Events {
         Events { receiver: self.shared.engine.events.subscribe() }

@@ -27,6 +27,15 @@ pub enum Event {
         /// `"commands"` or `"messages"`.
         link: &'static str,
     },
+    /// The server refused an acquisition for a reason that may pass: it is a replica, its queue is full, too few replicas follow it. It is
+    /// asked for again until its wait is over, and for ever if that has no bound.
+    #[non_exhaustive]
+    AcquireRefused {
+        /// The lock.
+        key: Vec<u8>,
+        /// What the server's answer began with, such as `READONLY`.
+        code: String,
+    },
     /// The keep-alive could not renew a lease and tries again until the lease is over.
     #[non_exhaustive]
     RenewFailed {
@@ -52,6 +61,9 @@ impl fmt::Debug for Event {
         match self {
             Self::Connected { link } => f.debug_struct("Connected").field("link", link).finish(),
             Self::Disconnected { link } => f.debug_struct("Disconnected").field("link", link).finish(),
+            Self::AcquireRefused { key, code } => {
+                f.debug_struct("AcquireRefused").field("key", &Text(key)).field("code", code).finish()
+            }
             Self::RenewFailed { key, token } => {
                 f.debug_struct("RenewFailed").field("key", &Text(key)).field("token", token).finish()
             }

@@ -59,7 +59,7 @@
 //!   which is 5 s unless set.) It does *not* say how long the work may take: work that hangs is renewed for ever, unless bounded by
 //!   [`Lock::max_hold`].
 //! * **A bound for every wait** ([`Lock::wait`]), unless waiting for ever is what is meant: without one, whatever may be better later (no
-//!   connection, a replica, a full queue) is asked again and again, and never told. Unless set otherwise a lease is 30 s, and
+//!   connection, a replica, a full queue) is asked again and again, and told by [`Flock::events`] only. Unless set otherwise a lease is 30 s, and
 //!   connecting, a try, a renewal or a release takes 5 s at most, which is what they take while the server is silent.
 //! * **The token before the first read, and with every write.** The storage refuses a token lower than the highest it has seen, and it has
 //!   seen yours only when you have told it: store the token first, or in the transaction that reads, with the row locked. Otherwise a late

@@ -321,6 +321,26 @@ async fn client_without_pubsub_polls() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refusal_that_may_pass_is_an_event_and_ends_no_wait() {
+    let server = Server::replica();
+    let flock = server.client().await;
+    let mut events = flock.events();
+    let waiting = tokio::spawn(flock.lock("leader").acquire());
+    let refused = async {
+        loop {
+            if let Event::AcquireRefused { key, code, .. } = events.next().await.unwrap() {
+                return (key, code);
+            }
+        }
+    };
+    assert_eq!(timeout(secs(1), refused).await.unwrap(), (b"leader".to_vec(), "READONLY".to_owned()));
+    sleep(secs(60)).await;
+    assert!(!waiting.is_finished());
+    let _ = server.promote(1_800_000_000_000_000); // 2027
+    assert!(waiting.await.unwrap().unwrap().is_valid());
+}
+
+#[tokio::test(start_paused = true)]
 async fn shutdown_gives_everything_back() {
     let server = Server::new();
     let flock = server.client().await;
