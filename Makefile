@@ -50,9 +50,10 @@ sim: ## simulated worlds, SEEDS of them (100) from the seed SEED (1): the client
 mutants: ## change the core in one place at a time and see its tests fail; FILES of it, or all: hours
 	@scripts/mutants.sh $(FILES)
 
-bench: ## measure the core: time and allocations per operation
-	cargo bench -p flock-benches --bench core
-	cargo test --release -p flock-benches --test allocations -- --nocapture --test-threads 1
+bench: setup build ## measure the core, and the client's allocations: time and allocations per operation
+	$(with_tools) cargo bench -p flock-benches --bench core
+	$(with_tools) FLOCK_MODULE="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so" \
+	  cargo test --release -p flock-benches --test '*allocations' -- --nocapture --test-threads 1
 
 bench-check: setup build ## every performance goal with its measured value; fails if one is missed
 	$(with_tools) FLOCK_MODULE="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/release/libflock.so" \

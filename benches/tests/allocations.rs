@@ -2,8 +2,7 @@
 //!
 //! `cargo test --release -p flock-benches --test allocations -- --nocapture`
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod counting;
 
 use flock_benches::names::{self, KEY_BYTES, OWNER_BYTES};
 use flock_benches::rig::{LONG, Rig, must_be_busy, must_be_granted, must_end, must_wait, token_of};
@@ -19,53 +18,13 @@ const TIMES: usize = 1000;
 const KEY_BYTES_INLINE: usize = 20;
 const OWNER_BYTES_INLINE: usize = 38;
 
-/// The system's allocator, which counts what the calling thread asks it for.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count_one() {
-    ALLOCATIONS.with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call goes to the system's allocator as it came; counting touches one number of this thread, and allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count_one();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count_one();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count_one();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(block, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
 /// Allocations of `act`, on average.
 fn allocations(what: &str, mut act: impl FnMut(usize)) -> f64 {
-    let before = ALLOCATIONS.get();
+    let before = counting::by_this_thread();
     for time in 0..TIMES {
         act(time);
     }
-    let each = (ALLOCATIONS.get() - before) as f64 / TIMES as f64;
+    let each = (counting::by_this_thread() - before) as f64 / TIMES as f64;
     println!("{each:>8.3}  {what}");
     each
 }

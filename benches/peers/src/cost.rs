@@ -33,7 +33,9 @@ pub(crate) fn run() {
         let server = plain.start();
         hold(&server, &Scheme::Flock, &mut random, count, KEY_BYTES, OWNER_BYTES);
         wait_until_rehashed(&server);
-        measure(&mut table, &mut random, what, &server, 64);
+        for depth in [64, 1] {
+            measure(&mut table, &mut random, what, &server, depth);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use flock_benches::scheme::{Scheme, hold};
 use flock_tests::args;
 use flock_tests::random::Random;
 use flock_tests::resp::{Conn, Protocol};
-use flock_tests::server::{Generation, Info, Server};
+use flock_tests::server::{Builder, Generation, Info, Server};
 use flock_tests::topology::{promote, wait_in_step};
 use flock_tests::wait::{let_pass, wait_until};
 
@@ -16,6 +16,7 @@ use crate::data::{Table, quantile};
 
 const MANY: usize = 1_000_000;
 const SAVED_WITHIN: Duration = Duration::from_secs(120);
+const PROMOTIONS: usize = 5;
 const IDLE_FOR: Duration = Duration::from_secs(2);
 
 pub(crate) fn run() {
@@ -35,22 +36,32 @@ pub(crate) fn run() {
         wait_until_rehashed(&server);
         step("1000000 held; idle", &server, &mut || let_pass(IDLE_FOR));
         step("BGSAVE", &server, &mut || background_save(&server));
-        let mut copy = None;
-        let start = Instant::now();
-        copy.get_or_insert_with(|| builder.clone().copy_data_from(&server).start());
-        table.row(&format!("{version},start from the file,{:.2},,,,,", start.elapsed().as_secs_f64()));
-        drop(copy);
-        let replica = builder.clone().replica_of(&server).start();
-        let mut step = |what: &str, server: &Server, work: &mut dyn FnMut()| {
-            table.row(&format!("{version},{what},{}", watched(server, work)));
+        let mut start_from = |what: &str, builder: &Builder, server: &Server| {
+            let start = Instant::now();
+            let copy = builder.clone().copy_data_from(server).start();
+            let seconds = start.elapsed().as_secs_f64();
+            assert_eq!(held(&copy), MANY as i64, "the file has all locks");
+            table.row(&format!("{version},{what},{seconds:.2},,,,,"));
         };
-        step("full synchronization (as the primary answers)", &server, &mut || wait_in_step(&server, &replica));
-        assert_eq!(held(&replica), MANY as i64, "the replica has all locks");
-        step("promotion until it grants a lock", &replica, &mut || {
-            promote(&replica);
-            let mut conn = replica.connect(Protocol::Resp2);
-            conn.cmd(&args!["FLOCK.ACQUIRE", "lock:after-promotion", "owner", 30_000]).as_token();
-        });
+        start_from("start from the file", &builder, &server);
+        let logging = builder.clone().appendonly();
+        let logged = logging.start();
+        hold(&logged, &Scheme::Flock, &mut random, MANY, KEY_BYTES, OWNER_BYTES);
+        start_from("start from the append-only file, a grant for each", &logging, &logged);
+        drop(logged);
+        for _ in 0..PROMOTIONS {
+            let replica = builder.clone().replica_of(&server).start();
+            let mut step = |what: &str, server: &Server, work: &mut dyn FnMut()| {
+                table.row(&format!("{version},{what},{}", watched(server, work)));
+            };
+            step("full synchronization (as the primary answers)", &server, &mut || wait_in_step(&server, &replica));
+            assert_eq!(held(&replica), MANY as i64, "the replica has all locks");
+            step("promotion until it grants a lock", &replica, &mut || {
+                promote(&replica);
+                let mut conn = replica.connect(Protocol::Resp2);
+                conn.cmd(&args!["FLOCK.ACQUIRE", "lock:after-promotion", "owner", 30_000]).as_token();
+            });
+        }
     }
 }
 

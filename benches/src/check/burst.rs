@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use flock_tests::random::Random;
 use flock_tests::resp::{Conn, Protocol};
-use flock_tests::server::{Info, Server};
+use flock_tests::server::{Generation, Info, Server};
 use flock_tests::wait::{let_pass, wait_until};
 
 use super::{builder, settle};
@@ -68,16 +68,18 @@ pub fn no_stall(report: &mut Report, random: &mut Random) {
     report.shown("the same with SET NX PX: until all keys are gone", Summary::of(&ends), Unit::Duration);
 }
 
-/// The goal of a million.
+/// The goal of a million, with the allocators of both servers.
 pub fn no_stall_by_a_million(report: &mut Report, random: &mut Random) {
     report.section("Burst: 1,000,000 leases end within the same second");
-    let server = builder().start();
-    settle();
-    let (stalls, ends) = runs(&server, &Scheme::Flock, MILLION, random, RUNS_OF_A_MILLION);
-    let own = seconds(&stalls, |stall| stall.own);
-    report.goal("while the leases end", Summary::of(&own), 0.010, Unit::Duration);
-    show(report, "while the leases end", &stalls);
-    report.shown("from the end of the last lease until all locks are free", Summary::of(&ends), Unit::Duration);
+    for (generation, allocator) in [(Generation::New, "libc"), (Generation::Old, "jemalloc")] {
+        let server = builder().generation(generation).start();
+        settle();
+        let (stalls, ends) = runs(&server, &Scheme::Flock, MILLION, random, RUNS_OF_A_MILLION);
+        let own = seconds(&stalls, |stall| stall.own);
+        report.goal(&format!("while the leases end, {allocator}"), Summary::of(&own), 0.010, Unit::Duration);
+        show(report, &format!("while the leases end, {allocator}"), &stalls);
+        report.shown("from the end of the last lease until all locks are free", Summary::of(&ends), Unit::Duration);
+    }
 }
 
 fn show(report: &Report, what: &str, stalls: &[Stall]) {

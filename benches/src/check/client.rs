@@ -135,14 +135,15 @@ where
 }
 
 /// What a user would write with the `redis` crate.
-#[derive(Clone)]
-struct Plain {
+#[derive(Clone, Debug)]
+pub struct Plain {
     conn: MultiplexedConnection,
     give: String,
 }
 
 impl Plain {
-    async fn connect(server: &Server) -> Plain {
+    /// Connects; the script is loaded then.
+    pub async fn connect(server: &Server) -> Plain {
         let client = redis::Client::open(format!("redis://{}", server.addr())).expect("the address is one");
         // A busy machine may be slower than the timeout it has unless told otherwise.
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_WITHIN));
@@ -152,7 +153,8 @@ impl Plain {
         Plain { conn, give: load.expect("the script is one") }
     }
 
-    async fn pair(&mut self, key: &[u8], owner: &[u8]) {
+    /// Takes a lock and gives it back.
+    pub async fn pair(&mut self, key: &[u8], owner: &[u8]) {
         let lease_ms = 30_000;
         let mut take = redis::cmd("SET");
         take.arg(key).arg(owner).arg("NX").arg("PX").arg(lease_ms);
