@@ -47,7 +47,7 @@ pub(crate) fn run() {
         let logging = builder.clone().appendonly();
         let logged = logging.start();
         hold(&logged, &Scheme::Flock, &mut random, MANY, KEY_BYTES, OWNER_BYTES);
-        start_from("start from the append-only file, a grant for each", &logging, &logged);
+        start_from("start from the append-only file (a grant for each)", &logging, &logged);
         drop(logged);
         for _ in 0..PROMOTIONS {
             let replica = builder.clone().replica_of(&server).start();

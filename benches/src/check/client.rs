@@ -1,6 +1,5 @@
 //! The client: pairs beside those of a plain connection, and what it costs to keep many locks, and to wait.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use flock_client::{Flock, Guard};
@@ -12,6 +11,7 @@ use flock_tests::server::{Info, Server};
 use flock_tests::wait::{let_pass, wait_until};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Runtime;
 
 use super::{builder, runtime, settle};
@@ -238,12 +238,8 @@ pub fn idle_waiters(report: &mut Report) {
     waiters.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Processor time of all threads of this process that are there.
+/// Processor time of this process, of its threads that have ended too.
 fn own_cpu() -> Duration {
-    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let ran = tasks.filter_map(|task| {
-        let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        schedstat.split_whitespace().next()?.parse().ok()
-    });
-    ran.map(Duration::from_nanos).sum()
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(spent.tv_sec.unsigned_abs(), u32::try_from(spent.tv_nsec).unwrap_or_default())
 }
