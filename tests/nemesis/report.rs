@@ -196,11 +196,9 @@ pub(crate) fn lines(events: &[Event]) -> String {
     events.iter().map(|event| format!("{event:?}\n")).collect()
 }
 
-/// Cargo's target directory, which the running binary is in and which has a tag file of a fixed name.
+/// Cargo's target directory: the one above its folder for what integration tests write.
 fn target() -> PathBuf {
-    let executable = std::env::current_exe().unwrap_or_default();
-    let found = executable.ancestors().find(|directory| directory.join("CACHEDIR.TAG").exists());
-    found.map_or_else(std::env::temp_dir, Path::to_path_buf)
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 
 #[cfg(test)]
