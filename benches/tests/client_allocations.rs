@@ -5,17 +5,14 @@
 
 mod counting;
 
-use std::time::Duration;
-
 use flock_benches::check::builder;
-use flock_benches::check::client::Plain;
+use flock_benches::check::client::{Plain, pair_of_flock};
 use flock_benches::names::{self, KEY_BYTES, OWNER_BYTES};
 use flock_client::Flock;
 use flock_tests::random::Random;
 use tokio::runtime::Runtime;
 
 const PAIRS: usize = 16_384;
-const LEASE: Duration = Duration::from_secs(30);
 
 /// Allocations for each of so many pairs, done by `tasks` together.
 fn each<F>(runtime: &Runtime, tasks: usize, work: impl Fn(Random, usize) -> F) -> f64
@@ -46,8 +43,7 @@ fn pair_allocates_no_more_than_with_the_plain_crate() {
             async move {
                 for _ in 0..pairs {
                     let key = names::key(&mut random, KEY_BYTES);
-                    let guard = flock.lock(key).lease(LEASE).try_acquire().await.expect("the server answers");
-                    let _ = guard.expect("nobody else has it").release().await.expect("it is given back");
+                    pair_of_flock(&flock, &key).await;
                 }
             }
         };

@@ -28,14 +28,14 @@ pub(crate) fn run() {
         let server = builder.start();
         settle();
         let version = Info::ask(&mut server.connect(Protocol::Resp2), "server").text("valkey_version").to_owned();
-        let mut step = |what: &str, server: &Server, work: &mut dyn FnMut()| {
+        let step = |table: &mut Table, what: &str, server: &Server, work: &mut dyn FnMut()| {
             table.row(&format!("{version},{what},{}", watched(server, work)));
         };
-        step("nothing held; idle", &server, &mut || let_pass(IDLE_FOR));
+        step(&mut table, "nothing held; idle", &server, &mut || let_pass(IDLE_FOR));
         hold(&server, &Scheme::Flock, &mut random, MANY, KEY_BYTES, OWNER_BYTES);
         wait_until_rehashed(&server);
-        step("1000000 held; idle", &server, &mut || let_pass(IDLE_FOR));
-        step("BGSAVE", &server, &mut || background_save(&server));
+        step(&mut table, "1000000 held; idle", &server, &mut || let_pass(IDLE_FOR));
+        step(&mut table, "BGSAVE", &server, &mut || background_save(&server));
         let mut start_from = |what: &str, builder: &Builder, server: &Server| {
             let start = Instant::now();
             let copy = builder.clone().copy_data_from(server).start();
@@ -51,12 +51,11 @@ pub(crate) fn run() {
         drop(logged);
         for _ in 0..PROMOTIONS {
             let replica = builder.clone().replica_of(&server).start();
-            let mut step = |what: &str, server: &Server, work: &mut dyn FnMut()| {
-                table.row(&format!("{version},{what},{}", watched(server, work)));
-            };
-            step("full synchronization (as the primary answers)", &server, &mut || wait_in_step(&server, &replica));
+            step(&mut table, "full synchronization (as the primary answers)", &server, &mut || {
+                wait_in_step(&server, &replica)
+            });
             assert_eq!(held(&replica), MANY as i64, "the replica has all locks");
-            step("promotion until it grants a lock", &replica, &mut || {
+            step(&mut table, "promotion until it grants a lock", &replica, &mut || {
                 promote(&replica);
                 let mut conn = replica.connect(Protocol::Resp2);
                 conn.cmd(&args!["FLOCK.ACQUIRE", "lock:after-promotion", "owner", 30_000]).as_token();

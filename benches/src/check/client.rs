@@ -94,13 +94,18 @@ fn pairs_of_flock(runtime: &Runtime, flock: &Flock, seeds: &mut Random, tasks: u
             let mut pairs = 0;
             while Instant::now() < end {
                 let key = names::key(&mut random, KEY_BYTES);
-                let guard = flock.lock(key).lease(LEASE).try_acquire().await.expect("the server answers");
-                let _ = guard.expect("nobody else has it").release().await.expect("it is given back");
+                pair_of_flock(&flock, &key).await;
                 pairs += 1;
             }
             pairs
         }
     })
+}
+
+/// Takes a lock with flock-client and gives it back.
+pub async fn pair_of_flock(flock: &Flock, key: &[u8]) {
+    let guard = flock.lock(key).lease(LEASE).try_acquire().await.expect("the server answers");
+    let _ = guard.expect("nobody else has it").release().await.expect("it is given back");
 }
 
 fn pairs_of_plain(runtime: &Runtime, plain: &Plain, seeds: &mut Random, tasks: usize) -> f64 {
