@@ -65,9 +65,11 @@ pub async fn deposit_in_transaction(
     let Payment { number, account, cents } = payment;
     let [cents_key, entries_key] = keys(account);
     loop {
-        redis::cmd("WATCH").arg(lock).arg(&entries_key).exec_async(db).await?;
-        let is_held = redis::cmd("FLOCK.CHECK").arg(lock).arg(stored(token)).query_async::<bool>(db).await?;
-        if !is_held || redis::cmd("HEXISTS").arg(&entries_key).arg(number).query_async::<bool>(db).await? {
+        let mut check = redis::pipe();
+        check.cmd("WATCH").arg(lock).arg(&entries_key).ignore();
+        check.cmd("FLOCK.CHECK").arg(lock).arg(stored(token)).cmd("HEXISTS").arg(&entries_key).arg(number);
+        let (is_held, is_deposited): (bool, bool) = check.query_async(db).await?;
+        if !is_held || is_deposited {
             redis::cmd("UNWATCH").exec_async(db).await?;
             return if is_held { Ok(()) } else { Err(DepositError::Stale { token }) };
         }
