@@ -90,9 +90,15 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Release<'_>>(args)?;
-    let released = Target::open_for(ctx, args, request.key)?
-        .decide(ctx, |table, place| table.release(state::now(), place, &request, &mut Listeners(ctx)))??;
-    reply::integer(ctx, i64::from(released));
+    Target::open_for(ctx, args, request.key)?.decide(ctx, |table, place| {
+        let decision = table.release(state::now(), place, &request, &mut Listeners(ctx));
+        // Before it is performed: of all whom it has something for, the server writes last to whom it was given first. Who has waited
+        // comes before who has released.
+        if let Ok(released) = decision.answer {
+            reply::integer(ctx, i64::from(released));
+        }
+        decision
+    })??;
     Ok(())
 }
 
@@ -118,9 +124,11 @@ fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn revoke(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Revoke<'_>>(args)?;
-    let ended = Target::open_for(ctx, args, request.key)?
-        .decide(ctx, |table, place| table.revoke(state::now(), place, &request, &mut Listeners(ctx)))?;
-    reply::integer(ctx, i64::try_from(ended).unwrap_or(i64::MAX));
+    Target::open_for(ctx, args, request.key)?.decide(ctx, |table, place| {
+        let decision = table.revoke(state::now(), place, &request, &mut Listeners(ctx));
+        reply::integer(ctx, i64::try_from(decision.answer).unwrap_or(i64::MAX)); // before it is performed: as in a release
+        decision
+    })?;
     Ok(())
 }
 
