@@ -4,7 +4,6 @@ use crate::apply;
 use crate::ffi;
 use crate::ffi::ctx::{Ctx, LogLevel, log_without_ctx};
 use crate::ffi::data_type::Handle;
-use crate::ffi::key::{Key, Mode};
 use crate::ffi::rdb_io::{Digest, RdbReader, RdbWriter};
 use crate::ffi::replicate::AofWriter;
 use crate::ffi::string::ServerStr;
@@ -121,21 +120,18 @@ pub(crate) fn is_held(handle: Handle) -> bool {
     with_table(|table| table.lock(lock_of(handle)).is_some_and(|lock| !lock.is_free())).unwrap_or(false)
 }
 
-/// The key of a held lock is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. Unless the key's own
-/// time to live is over: nobody gave the lock up then, and it is put back.
-pub(crate) fn unlinked(name: ServerStr<'_>, db: i32, handle: Handle) {
-    let lock = lock_of(handle);
-    let Some(ctx) = ffi::ctx::detached(db) else { return };
-    let flags = ctx.flags();
+/// The key of a held lock is going away (or, for RENAME and MOVE, the value goes elsewhere): the lock is free. If the server takes it by
+/// itself, it says so right afterwards ([`crate::server_events::on_taken`]).
+///
+/// No key may be looked up here: where a value is overwritten, the server holds a pointer into its table of keys, and a lookup moves
+/// entries while that table grows. (Valkey 9 then wrote the new value to where the old one had been.)
+pub(crate) fn unlinked(handle: Handle) {
+    let Some(flags) = ffi::ctx::detached(0).map(|ctx| ctx.flags()) else { return };
     // Loading replays what was decided: it notes nothing.
     let decides = flags.is_primary() && !flags.is_loading();
-    let has_expired = decides && Key::open(&ctx, name, Mode::Peek).has_expired();
     UNLINKED_IN.store(timer_fd::command_began_us(), Ordering::Relaxed);
     let is_pending = with_table(|table| {
-        table.removed(lock, LossReason::Removed, decides);
-        if has_expired && let Ok(db) = u16::try_from(db) {
-            table.taken_by_server(db, name.bytes());
-        }
+        table.removed(lock_of(handle), LossReason::Removed, decides);
         table.next_deadline() == Some(Time::ZERO)
     });
     if is_pending == Some(true) {

@@ -86,9 +86,9 @@ pub(crate) fn on_event(ctx: &Ctx<'_>, event: Event<'_>) {
     }
 }
 
-/// The server has evicted a key. If it was a lock's, it was unlinked a moment ago in the same command, and was not given up by
-/// anybody.
-pub(crate) fn on_evicted(ctx: &Ctx<'_>, key: ServerStr<'_>) {
+/// The server has evicted a key, or its time to live is over. If it was a lock's, it was unlinked a moment ago in the same command, and
+/// was not given up by anybody.
+pub(crate) fn on_taken(ctx: &Ctx<'_>, key: ServerStr<'_>) {
     if data_type::was_unlinked_in_this_command()
         && let Ok(db) = u16::try_from(ctx.selected_db())
     {

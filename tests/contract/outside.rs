@@ -14,6 +14,7 @@
 use std::time::Duration;
 
 use flock_core::refusal::{EndReason, LossReason};
+use flock_tests::random::Random;
 use flock_tests::reply::Reply;
 use flock_tests::resp::{ANSWER_WITHIN, Conn, Protocol};
 use flock_tests::server::{Builder, Server, unique_key};
@@ -63,8 +64,8 @@ on_shared_servers![
     lock_that_was_put_back_ends_with_its_lease,
     session_that_was_put_back_still_ends_with_its_connection,
     expiry_in_the_past_leaves_nobody_asleep,
-    deleted_lock_is_not_put_back_when_another_value_expires,
-    overwritten_lock_is_not_put_back_when_its_successor_expires,
+    expiry_in_the_past_of_a_value_that_replaced_the_lock_leaves_nobody_asleep,
+    lock_that_somebody_had_since_is_not_put_back,
     // What was carried away.
     value_renamed_away_is_nobodys,
     value_renamed_away_becomes_the_next_holders,
@@ -92,6 +93,7 @@ on_own_servers![
     swapdb_tells_no_holder,
     lease_of_a_swapped_lock_ends_in_its_new_database,
     swapdb_with_another_type_ends_waits_with_wrongtype,
+    locks_overwritten_while_the_keyspace_grows_leave_what_was_written,
     lock_whose_key_is_evicted_is_put_back,
     check_that_finds_the_key_expired_knows_the_hold,
     info_that_finds_the_key_expired_knows_the_hold,
@@ -174,6 +176,18 @@ impl Scene {
         assert_eq!(reply.error_code(), Some("FLUSHED"), "{reply}");
         let heard = hear(&mut self.carol_hears);
         assert_eq!(heard, Heard::new(ended(EndReason::Flushed), &self.key, "carol"));
+    }
+
+    /// Servers differ in whether a time to live in the past expires the key or deletes it. Either way the lock is held by exactly one
+    /// who knows it.
+    #[track_caller]
+    fn expect_nobody_asleep(mut self) {
+        let check = args!["FLOCK.CHECK", self.key, self.token];
+        if self.alice.cmd(&check) == Reply::Int(1) {
+            self.expect_nothing_happened();
+        } else {
+            self.expect_next_served();
+        }
     }
 
     /// Alice holds, bob and carol wait, nobody has heard anything.
@@ -484,29 +498,36 @@ fn session_that_was_put_back_still_ends_with_its_connection(server: &Server, pro
 }
 
 fn expiry_in_the_past_leaves_nobody_asleep(server: &Server, protocol: Protocol) {
-    // A10: servers differ in whether this expires the key or deletes it. Either way the lock is held by exactly one who knows it.
+    // A10
     let mut scene = Scene::new(server, protocol);
     assert_eq!(scene.alice.cmd(&args!["EXPIREAT", scene.key, 1]), Reply::Int(1));
-    let check = args!["FLOCK.CHECK", scene.key, scene.token];
-    if scene.alice.cmd(&check) == Reply::Int(1) {
-        scene.expect_nothing_happened();
-    } else {
-        scene.expect_next_served();
-    }
+    scene.expect_nobody_asleep();
 }
 
-fn deleted_lock_is_not_put_back_when_another_value_expires(server: &Server, protocol: Protocol) {
-    // E6: what expires here is a string; the lock was deleted by somebody before, in the same step and under the same name.
-    serves_the_next(server, protocol, |conn, key| {
-        transaction(conn, &[&args!["DEL", key], &args!["SET", key, "value"], &args!["PEXPIREAT", key, 1]]);
-    });
+fn expiry_in_the_past_of_a_value_that_replaced_the_lock_leaves_nobody_asleep(server: &Server, protocol: Protocol) {
+    // A10: what a server calls expired here is a string, in the step in which the lock was deleted.
+    let mut scene = Scene::new(server, protocol);
+    let key = &scene.key;
+    transaction(&mut scene.alice, &[&args!["DEL", key], &args!["SET", key, "value"], &args!["PEXPIREAT", key, 1]]);
+    scene.expect_nobody_asleep();
 }
 
-fn overwritten_lock_is_not_put_back_when_its_successor_expires(server: &Server, protocol: Protocol) {
-    // E6: as above.
-    serves_the_next(server, protocol, |conn, key| {
-        transaction(conn, &[&args!["SET", key, "value"], &args!["PEXPIREAT", key, 1]]);
-    });
+fn lock_that_somebody_had_since_is_not_put_back(server: &Server, protocol: Protocol) {
+    // S2: the token that would come back is below one that was granted since.
+    let (mut conn, key) = (server.connect(protocol), unique_key("since"));
+    let token = hold(&mut conn, &key, "alice");
+    transaction(
+        &mut conn,
+        &[
+            &args!["DEL", key],
+            &args!["FLOCK.ACQUIRE", key, "bob", LEASE_MS],
+            &args!["FLOCK.RELEASE", key, "bob"],
+            &args!["SET", key, "value"],
+            &args!["PEXPIREAT", key, 1],
+        ],
+    );
+    assert!(holders(&mut conn, &key).is_empty());
+    assert!(hold(&mut conn, &key, "carol") > token + 1);
 }
 
 /// Lets the server expire the key, and waits until the lock is there again, with no time to live.
@@ -755,6 +776,28 @@ fn swapdb_with_another_type_ends_waits_with_wrongtype(builder: Builder) {
     assert_eq!(reply.error_code(), Some("WRONGTYPE"), "{reply}");
     let heard = hear(&mut scene.carol_hears);
     assert_eq!(heard, Heard::new(ended(EndReason::WrongType), &scene.key, "carol"));
+}
+
+fn locks_overwritten_while_the_keyspace_grows_leave_what_was_written(builder: Builder) {
+    // The server keeps a pointer to the old value's place while it tells the module; and a growing keyspace moves values about.
+    let server = builder.start();
+    let mut conn = server.connect(Protocol::Resp2);
+    let mut random = Random::new();
+    for round in 0..40 {
+        conn.cmd(&["FLUSHALL"]);
+        let mut held = Vec::new();
+        for n in 0..250 {
+            let key = format!("lock {round} {n}");
+            assert!(matches!(conn.cmd(&args!["FLOCK.ACQUIRE", key, "alice", LEASE_MS]), Reply::Int(_)));
+            held.push(key);
+            if n % 2 == 0 {
+                let key = held.swap_remove(usize::try_from(random.below(held.len() as u64)).unwrap());
+                assert_eq!(conn.cmd(&["SET", &key, &key]), Reply::ok());
+                assert_eq!(conn.cmd(&["GET", &key]), Reply::bulk(&key));
+            }
+        }
+        assert_eq!(conn.cmd(&["DBSIZE"]), Reply::Int(250));
+    }
 }
 
 fn lock_whose_key_is_evicted_is_put_back(builder: Builder) {

@@ -194,21 +194,11 @@ extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
     });
 }
 
-extern "C" fn unlink(key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
+extern "C" fn unlink(_key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     barrier(Callback::Unlink, (), || {
-        let Some(handle) = Handle::from_value(value).filter(|handle| crate::data_type::is_held(*handle)) else {
-            return; // our own doing
-        };
-        let key_name = server_fn!(RedisModule_GetKeyNameFromOptCtx);
-        // SAFETY: the server's context of this key, live until we return.
-        let name = unsafe { key_name(key) };
-        // SAFETY: the name in that context: as live.
-        let name = unsafe { ServerStr::from_raw(name) };
-        let db_id = server_fn!(RedisModule_GetDbIdFromOptCtx);
-        // SAFETY: as above.
-        let db = unsafe { db_id(key) };
-        if let Some(name) = name {
-            crate::data_type::unlinked(name, db, handle);
+        // A lock that is free goes by our own doing.
+        if let Some(handle) = Handle::from_value(value).filter(|handle| crate::data_type::is_held(*handle)) {
+            crate::data_type::unlinked(handle);
         }
     });
 }

@@ -23,8 +23,6 @@ pub(crate) enum Mode {
     /// To look, leaving no trace: no access time, no hit or miss counted, no `keymiss` event. A primary deletes the key if it
     /// finds its time to live over, as for any reader.
     Read,
-    /// To look in the middle of somebody else's deletion: as to read, and the server deletes nothing.
-    Peek,
     /// To look and to change.
     Write,
 }
@@ -69,7 +67,6 @@ impl<'a> Key<'a> {
                     | raw::REDISMODULE_OPEN_KEY_NONOTIFY
                     | raw::REDISMODULE_OPEN_KEY_NOSTATS
             }
-            Mode::Peek => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOEFFECTS,
             Mode::Write => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
         };
         let open_key = server_fn!(RedisModule_OpenKey);
@@ -84,13 +81,6 @@ impl<'a> Key<'a> {
     /// What the key holds.
     pub(crate) fn state(&self) -> KeyState {
         self.state
-    }
-
-    /// Whether the key's time to live, which somebody gave it, is over.
-    pub(crate) fn has_expired(&self) -> bool {
-        let get_expire = server_fn!(RedisModule_GetExpire);
-        // SAFETY: the key is open (null is caught before the call). What is left is never negative; -1 is none.
-        !self.raw.is_null() && unsafe { get_expire(self.raw) } == 0
     }
 
     /// Puts a lock in the key, instead of whatever it holds (the old value is unlinked and freed). `false`, with

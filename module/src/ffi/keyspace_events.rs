@@ -1,7 +1,8 @@
-//! Keys that the server evicts.
+//! Keys that the server takes away by itself: it evicts them, or their time to live is over.
 //!
-//! Only this class is subscribed to. The server asks the mask of each subscription at every keyspace event, which is cheap; it calls us
-//! for the one.
+//! Only these classes are subscribed to. The server asks the mask of each subscription at every keyspace event, which is cheap; it calls
+//! us for the two. They come after the key has gone, in the same step: while it goes, nothing may be looked up (see
+//! `crate::data_type::unlinked`).
 
 use std::ffi::{c_char, c_int};
 
@@ -12,12 +13,14 @@ use super::barrier::{Callback, barrier};
 use super::ctx::Ctx;
 use super::string::ServerStr;
 
-/// Makes the server tell `crate::server_events::on_evicted` of every key it evicts. Once, while loading the module.
+const TAKEN: c_int = raw::REDISMODULE_NOTIFY_EVICTED | raw::REDISMODULE_NOTIFY_EXPIRED;
+
+/// Makes the server tell `crate::server_events::on_taken` of every key it takes away. Once, while loading the module.
 pub(crate) fn subscribe(ctx: &Ctx<'_>) -> Result<(), String> {
     let subscribe = server_fn!(RedisModule_SubscribeToKeyspaceEvents);
     // SAFETY: the context is live; the callback has the type the server expects and lives in this library.
-    let status = unsafe { subscribe(ctx.as_ptr(), raw::REDISMODULE_NOTIFY_EVICTED, Some(on_keyspace_event)) };
-    if status == OK { Ok(()) } else { Err("the server refuses a subscription to evicted keys".into()) }
+    let status = unsafe { subscribe(ctx.as_ptr(), TAKEN, Some(on_keyspace_event)) };
+    if status == OK { Ok(()) } else { Err("the server refuses a subscription to evicted and expired keys".into()) }
 }
 
 extern "C" fn on_keyspace_event(
@@ -32,7 +35,7 @@ extern "C" fn on_keyspace_event(
         // SAFETY: as above, for the key's name.
         let key = unsafe { ServerStr::from_raw(key) };
         if let (Some(ctx), Some(key)) = (ctx, key) {
-            crate::server_events::on_evicted(&ctx, key);
+            crate::server_events::on_taken(&ctx, key);
         }
     });
     OK

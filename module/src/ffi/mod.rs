@@ -37,14 +37,14 @@
 //! crate::blocking::on_disconnect(NonZeroU64)              gone, or CLIENT UNBLOCK ERROR, or demoted: unblock
 //! crate::blocking::on_free(NonZeroU64)                    the end
 //! crate::server_events::on_event(&Ctx, Event)
-//! crate::server_events::on_evicted(&Ctx, ServerStr)
+//! crate::server_events::on_taken(&Ctx, ServerStr)
 //! crate::server_events::on_cluster_message(&Ctx, &[u8])
 //! crate::data_type::load(&mut RdbReader, i32) -> Option<Handle>
 //! crate::data_type::save(&mut RdbWriter, Handle) -> bool                       false: not whole, fail the save
 //! crate::data_type::aof_rewrite(&mut AofWriter, ServerStr, Handle) -> bool      the same
 //! crate::data_type::mem_usage(Handle) -> usize
 //! crate::data_type::digest(&mut Digest, Handle)
-//! crate::data_type::unlinked(ServerStr, i32, Handle)
+//! crate::data_type::unlinked(Handle)
 //! crate::data_type::aux_save(&mut RdbWriter)
 //! crate::data_type::aux_load(&mut RdbReader, i32) -> bool
 //! crate::info::report(&mut InfoWriter)
