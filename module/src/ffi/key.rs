@@ -43,6 +43,23 @@ pub(super) fn any_open() -> bool {
     OPEN.load(Ordering::Relaxed)
 }
 
+/// While this lives, opening a key is refused: the server is in the middle of changing one.
+pub(super) struct NoneMayOpen {
+    was_open: bool,
+}
+
+impl NoneMayOpen {
+    pub(super) fn begin() -> Self {
+        Self { was_open: OPEN.swap(true, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for NoneMayOpen {
+    fn drop(&mut self) {
+        OPEN.store(self.was_open, Ordering::Relaxed);
+    }
+}
+
 /// An open key; closed when dropped. Closing signals nothing: see [`Ctx::signal_modified`].
 pub(crate) struct Key<'a> {
     /// Null if the key was absent and opened to read, or refused.
@@ -56,8 +73,8 @@ impl<'a> Key<'a> {
     /// Opens the key `name` of the context's database.
     pub(crate) fn open(ctx: &'a Ctx<'_>, name: ServerStr<'_>, mode: Mode) -> Self {
         if any_open() {
-            debug_assert!(false, "a second key was opened before the first was closed");
-            ctx.log(LogLevel::Warning, "a key was opened while another was open: refused");
+            debug_assert!(false, "a key was opened while another was open or being changed");
+            ctx.log(LogLevel::Warning, "a key was opened while another was open or being changed: refused");
             return Self { raw: ptr::null_mut(), state: KeyState::OtherType, refused: true, ctx: PhantomData };
         }
         let mode = match mode {
