@@ -36,9 +36,10 @@ pub(crate) struct Outcome {
     pub(crate) waits: Vec<Vec<Duration>>,
 }
 
-const PEERS: [&str; 11] = [
+const PEERS: [&str; 12] = [
     "flock BLOCK",
     "flock-client push",
+    "flock-client on_runtime",
     "flock-client poll",
     "rslock",
     "redlock",
@@ -102,6 +103,7 @@ fn compete(runtime: &Runtime, server: &Server, peer: &str, setting: Setting) -> 
         Some(match peer {
             "flock BLOCK" => contend(flock::blocking(address, count).await, setting).await,
             "flock-client push" => contend(flock::clients(address, count, WaitMode::Push).await, setting).await,
+            "flock-client on_runtime" => contend(flock::clients_on_runtime(address, count).await, setting).await,
             "flock-client poll" => contend(flock::clients(address, count, WaitMode::Poll).await, setting).await,
             "rslock" => contend(crates::rslock(address, count), setting).await,
             "redlock" => contend(crates::redlock(address, count), setting).await,

@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 
-use flock_client::{Flock, Guard, WaitMode};
+use flock_client::{Builder, Flock, Guard, WaitMode};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use tokio::runtime::Handle;
 
 use super::{CLIENTS, Contender, LEASE, LOCK, Reader};
 
@@ -17,9 +18,19 @@ pub(crate) struct Client {
 
 /// `count` tasks, dealt to at most [`CLIENTS`] clients.
 pub(crate) async fn clients(server: SocketAddr, count: usize, mode: WaitMode) -> Vec<Client> {
+    clients_as(server, count, mode, |builder| builder).await
+}
+
+/// The same by push, without a thread of the client's own.
+pub(crate) async fn clients_on_runtime(server: SocketAddr, count: usize) -> Vec<Client> {
+    clients_as(server, count, WaitMode::Push, |builder| builder.on_runtime(Handle::current())).await
+}
+
+async fn clients_as(server: SocketAddr, count: usize, mode: WaitMode, set: fn(Builder) -> Builder) -> Vec<Client> {
     let mut flocks = Vec::new();
     for _ in 0..count.min(CLIENTS) {
-        flocks.push(Flock::connect(format!("valkey://{server}")).await.expect("the server answers"));
+        let builder = set(Flock::builder(format!("valkey://{server}")));
+        flocks.push(builder.connect().await.expect("the server answers"));
     }
     let client = |task| Client { flock: flock_of(&flocks, task), mode, guard: None };
     (0..count).map(client).collect()
