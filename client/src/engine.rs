@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flock_core::wire::message::OwnerMessage;
+use flock_core::wire::text::Decimal;
 use flock_core::{Release, Time, Token};
 use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
@@ -99,7 +100,7 @@ impl Engine {
 
     /// The owner of one acquisition: fresh each time, and ours to recognize.
     pub(crate) fn owner(&self, number: u64) -> Box<[u8]> {
-        format!("{}:{number}", self.name).into_bytes().into()
+        [self.name.as_bytes(), b":", Decimal::new(number).as_bytes()].concat().into()
     }
 
     /// Runs on the client's thread until `stop`; then gives back what is still to be given back.

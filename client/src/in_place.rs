@@ -12,7 +12,7 @@
 //! Timers belong to the client's runtime, so a caller needs none, nor any runtime at all.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -79,7 +79,8 @@ pub(crate) struct ClientThread {
 #[derive(Default)]
 struct WithCallers {
     next_number: u64,
-    listed: HashMap<u64, Listed>,
+    /// As they began: what happens when they are taken over is to follow from the seed in a simulation.
+    listed: BTreeMap<u64, Listed>,
     /// Nothing is left with its caller any more.
     all_taken_over: bool,
 }
@@ -134,9 +135,12 @@ impl ClientThread {
     }
 
     fn take_over(&self, mut is_due: impl FnMut(&mut Listed) -> bool) {
-        let mut due: Vec<_> = lock(&self.with_callers).listed.extract_if(|_, listed| is_due(listed)).collect();
-        due.sort_unstable_by_key(|(number, _)| *number); // as they began: what happens is to follow from the seed in a simulation
-        for (_, listed) in due {
+        let mut with_callers = lock(&self.with_callers);
+        let listed = &mut with_callers.listed;
+        let due: Vec<_> = listed.iter_mut().filter_map(|(number, listed)| is_due(listed).then_some(*number)).collect();
+        let due: Vec<_> = due.iter().filter_map(|number| listed.remove(number)).collect();
+        drop(with_callers);
+        for listed in due {
             listed.operation.take_over(self);
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! Messages name the owner. Usually that is one acquisition; an owner that its user has named may have several, and all of them hear.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use flock_core::effect::Notice;
@@ -85,10 +85,10 @@ type Shared = (Box<[u8]>, Box<[u8]>);
 
 #[derive(Debug, Default)]
 struct Listed {
-    by_number: HashMap<u64, Party>,
+    by_number: BTreeMap<u64, Party>,
     /// The numbers of the acquisitions of each named owner, and the other way round.
-    by_owner: HashMap<Shared, Vec<u64>>,
-    owners: HashMap<u64, Shared>,
+    by_owner: BTreeMap<Shared, Vec<u64>>,
+    owners: BTreeMap<u64, Shared>,
 }
 
 #[derive(Debug, Default)]
