@@ -44,7 +44,7 @@ const ROUNDS_APART: Duration = Duration::from_millis(100);
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The timer's clock stops while the machine sleeps; so it looks at the other one this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Entries that are stale stay until they fall due, or until there are this many and then twice as many as live ones.
+/// Entries that are stale stay until they fall due, or until there are this many and twice as many as were live the last time.
 const PRUNE_ABOVE_MIN: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,14 +64,16 @@ struct Entry {
     /// From when on it may be done with others.
     earliest: Time,
     what: What,
-    hold: Arc<Hold>,
+    /// The hold's number, and not the hold: most have ended long before, and their memory is to be used again at once.
+    hold: u64,
 }
 
 impl Entry {
-    /// Whether there is nothing to be done: the hold has ended, or is renewed at another time.
-    fn is_stale(&self) -> bool {
-        let replaced = matches!(self.what, What::Renew(number) if number != self.hold.renewal.load(Relaxed));
-        replaced || !self.hold.is_kept()
+    /// Its hold, unless there is nothing to be done: that has ended, or is renewed at another time.
+    fn hold(&self, engine: &Engine) -> Option<Arc<Hold>> {
+        let hold = engine.parties.held(self.hold)?;
+        let replaced = matches!(self.what, What::Renew(number) if number != hold.renewal.load(Relaxed));
+        (!replaced && hold.is_kept()).then_some(hold)
     }
 }
 
@@ -160,7 +162,7 @@ impl KeepAlive {
     }
 
     /// Takes charge of a new hold.
-    pub(crate) fn keep(&self, engine: &Engine, hold: &Arc<Hold>) {
+    pub(crate) fn keep(&self, engine: &Engine, hold: &Hold) {
         let now = engine.clock.now();
         let latest = Duration::from_micros(hold.believed_until().us_since(now)) / 3;
         // Without keep-alive the lease starts with the confirmation, so there is no reason to wait.
@@ -173,29 +175,27 @@ impl KeepAlive {
     pub(crate) async fn run(&self, engine: &Arc<Engine>) {
         loop {
             let now = engine.clock.now();
-            let (due, next) = self.take_due(now);
+            let (due, next) = self.take_due(engine, now);
             let mut renewals = Vec::new();
             for entry in due {
+                let Some(hold) = entry.hold(engine) else { continue };
                 match entry.what {
-                    _ if entry.is_stale() => {}
                     What::Settle => {
-                        entry.hold.take_in_charge();
-                        self.watch_end(&entry.hold);
-                        if !entry.hold.is_confirmed() || is_in_doubt(engine, &entry.hold) {
-                            renewals.push(entry.hold);
-                        } else if entry.hold.keeping.keep_alive {
-                            self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
+                        hold.take_in_charge();
+                        self.watch_end(&hold);
+                        if !hold.is_confirmed() || is_in_doubt(engine, &hold) {
+                            renewals.push(hold);
+                        } else if hold.keeping.keep_alive {
+                            self.renew_at(self.next_renewal(engine, now, &hold), &hold);
                         }
                     }
-                    What::Renew(_) if entry.hold.is_fresh(now) && !is_in_doubt(engine, &entry.hold) => {
-                        self.renew_at(self.next_renewal(engine, now, &entry.hold), &entry.hold);
+                    What::Renew(_) if hold.is_fresh(now) && !is_in_doubt(engine, &hold) => {
+                        self.renew_at(self.next_renewal(engine, now, &hold), &hold);
                     }
-                    What::Renew(_) if entry.hold.keeping.lease_at(now).is_some() => renewals.push(entry.hold),
+                    What::Renew(_) if hold.keeping.lease_at(now).is_some() => renewals.push(hold),
                     What::Renew(_) => {} // as long as allowed: the lease runs out
-                    What::Expire if now >= entry.hold.believed_until() => {
-                        engine.lose(&entry.hold, entry.hold.expiry_reason(now));
-                    }
-                    What::Expire => self.watch_end(&entry.hold),
+                    What::Expire if now >= hold.believed_until() => engine.lose(&hold, hold.expiry_reason(now)),
+                    What::Expire => self.watch_end(&hold),
                 }
             }
             for (node, share) in engine.nodes.share_out(renewals) {
@@ -308,12 +308,12 @@ impl KeepAlive {
         }
     }
 
-    fn try_again_after(&self, engine: &Engine, hold: &Arc<Hold>, error: &CallError) {
+    fn try_again_after(&self, engine: &Engine, hold: &Hold, error: &CallError) {
         tracing::debug!(key = %hold.name.key.escape_ascii(), ?error, "a lease was not renewed");
         self.try_again(engine, hold);
     }
 
-    fn try_again(&self, engine: &Engine, hold: &Arc<Hold>) {
+    fn try_again(&self, engine: &Engine, hold: &Hold) {
         if !hold.is_kept() {
             return;
         }
@@ -336,27 +336,23 @@ impl KeepAlive {
     }
 
     /// Renews then, and not at the time planned before.
-    fn renew_at(&self, at: Time, hold: &Arc<Hold>) {
+    fn renew_at(&self, at: Time, hold: &Hold) {
         let number = hold.renewal.fetch_add(1, Relaxed) + 1;
         let slack = COALESCE.min(duration(hold.keeping.lease) / 20);
         self.push(at, slack, What::Renew(number), hold);
     }
 
     /// Looks when the belief ends now whether it has ended.
-    fn watch_end(&self, hold: &Arc<Hold>) {
+    fn watch_end(&self, hold: &Hold) {
         self.push(hold.believed_until(), Duration::ZERO, What::Expire, hold);
     }
 
-    fn push(&self, at: Time, slack: Duration, what: What, hold: &Arc<Hold>) {
+    fn push(&self, at: Time, slack: Duration, what: What, hold: &Hold) {
         let earliest = Time::from_us(at.as_us().saturating_sub(u64::try_from(slack.as_micros()).unwrap_or(u64::MAX)));
-        let entry = Entry { at, earliest, what, hold: Arc::clone(hold) };
+        let entry = Entry { at, earliest, what, hold: hold.name.number };
         let mut due = lock(&self.due);
         let is_first = due.heap.peek().is_none_or(|Reverse(first)| entry.at < first.at);
         due.heap.push(Reverse(entry));
-        if due.heap.len() > due.prune_above {
-            due.heap.retain(|Reverse(entry)| !entry.is_stale());
-            due.prune_above = PRUNE_ABOVE_MIN.max(2 * due.heap.len());
-        }
         drop(due);
         if is_first {
             self.earlier.notify_one();
@@ -364,11 +360,15 @@ impl KeepAlive {
     }
 
     /// What may be done now, and when to look again.
-    fn take_due(&self, now: Time) -> (Vec<Entry>, Option<Time>) {
+    fn take_due(&self, engine: &Engine, now: Time) -> (Vec<Entry>, Option<Time>) {
         let mut due = lock(&self.due);
         let mut taken = Vec::new();
         while due.heap.peek().is_some_and(|Reverse(first)| first.earliest <= now) {
             taken.extend(due.heap.pop().map(|Reverse(entry)| entry));
+        }
+        if due.heap.len() > due.prune_above {
+            due.heap.retain(|Reverse(entry)| entry.hold(engine).is_some());
+            due.prune_above = PRUNE_ABOVE_MIN.max(2 * due.heap.len());
         }
         // Not the first's earliest: what comes next may well be done together with it.
         (taken, due.heap.peek().map(|Reverse(first)| first.at))

@@ -151,6 +151,14 @@ impl Parties {
         }
     }
 
+    /// What is held under this number.
+    pub(crate) fn held(&self, number: u64) -> Option<Arc<Hold>> {
+        match lock(&self.listed).by_number.get(&number)? {
+            Party::Holder(hold) => Some(Arc::clone(hold)),
+            Party::Waiter(_) => None,
+        }
+    }
+
     /// Everything that is held, for the client's end.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         lock(&self.listed)
