@@ -47,6 +47,7 @@ use crate::observe::{self, Acquisition, Holding};
 use crate::parties::{News, Waiter};
 use crate::retry::{pause, pauses};
 use crate::shard_channel::Inbox;
+use crate::tally::Counted;
 use crate::wire::{self, Acquired};
 
 /// Who waits asks again this often, in case a message was lost on a connection that lives.
@@ -94,8 +95,8 @@ pub(crate) struct Held {
     /// Whether others held the lock first.
     pub(crate) has_waited: bool,
     pub(crate) engine: Arc<Engine>,
-    /// Where its loss is told.
-    _inbox: Inbox,
+    /// Where its loss is told stays subscribed to.
+    _told: Option<Counted>,
 }
 
 impl Drop for Held {
@@ -138,15 +139,14 @@ async fn acquire_in(
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut attempt = Attempt::new(engine, request, deadline);
     acquisition.asks_as(&attempt.name.owner);
-    let found = match attempt.ask_in_place().await? {
+    let found = match attempt.ask_in_place(limit).await? {
         Some(Step::Found(found)) => Some(found),
         first => Box::pin(attempt.go_on(first)).await?, // boxed, as all that is rare: what is usual is small then
     };
     let Some(found) = found else { return Ok(None) };
     let acknowledgement = attempt.request.acknowledgement;
-    let held = attempt.into_held(found, acquisition.span());
-    let engine = &held.engine;
-    if *engine.closing.borrow() {
+    let held = attempt.become_hold(found, acquisition.span());
+    if *held.engine.closing.borrow() {
         return Err(AcquireError::ShutDown); // who ends the client may not have seen this one as a hold
     }
     match acknowledgement {
@@ -207,8 +207,8 @@ struct Attempt {
     contested: Backoff,
     /// The newest connections before the last request: what is told over others it may have missed.
     epochs: Epochs,
-    /// Just before the first request was sent.
-    first_sent: Option<Time>,
+    /// Just before the last request was sent that was answered.
+    answered: Option<Time>,
     /// Requests that may have been sent.
     requests: u32,
     /// Whether one of them may still be carried out, or was with its answer lost.
@@ -242,7 +242,7 @@ impl Attempt {
         Self {
             waiter: engine.parties.wait(&name),
             claim,
-            epochs: engine.nodes.epochs(&name.key),
+            epochs: Epochs::default(),
             inbox,
             engine,
             request,
@@ -251,7 +251,7 @@ impl Attempt {
             deadline,
             backoff: pauses(),
             contested: Backoff::new(POLL_FIRST, POLL_MOST),
-            first_sent: None,
+            answered: None,
             requests: 0,
             unanswered: false,
             admitted: false,
@@ -264,12 +264,11 @@ impl Attempt {
     }
 
     /// Makes the first request, where the caller is. None, and nothing is sent, if that would have to wait.
-    async fn ask_in_place(&mut self) -> Result<Option<Step>, AcquireError> {
-        let engine = Arc::clone(&self.engine);
-        let node = engine.node(&self.name.key);
+    async fn ask_in_place(&mut self, limit: Option<Duration>) -> Result<Option<Step>, AcquireError> {
+        let node = self.engine.node(&self.name.key);
         let (Some(up), Some(turn)) = (node.commands.up_now(), node.turns.in_place()) else { return Ok(None) };
-        let answered_by = Instant::now() + node.commands.response_timeout();
-        let deadline = self.deadline.filter(|deadline| *deadline < answered_by);
+        let is_short = limit.is_some_and(|limit| limit < node.commands.response_timeout());
+        let deadline = self.deadline.filter(|_| is_short);
         let wait = self.wait();
         let ask = self.ask_over(&node, &up, Some(turn), wait);
         match deadline {
@@ -392,7 +391,7 @@ impl Attempt {
             }
             News::Granted(token) => {
                 self.others_hold = true;
-                match self.first_sent.filter(|_| self.requests == 1 && self.pulse.is_some()) {
+                match self.answered.filter(|_| self.requests == 1) {
                     Some(sent) if self.is_fresh(sent) => Ok(Some(self.believe(token, sent))),
                     _ => self.confirm(token).await,
                 }
@@ -418,8 +417,7 @@ impl Attempt {
 
     /// Sends the request once.
     async fn ask(&mut self, wait: Wait) -> Result<Step, AcquireError> {
-        let engine = Arc::clone(&self.engine);
-        let node = engine.node(&self.name.key);
+        let node = self.engine.node(&self.name.key);
         let up = match node.commands.up().await {
             Ok(up) => up,
             Err(error) => return self.without_answer(error),
@@ -447,20 +445,19 @@ impl Attempt {
             id: self.name.id.as_deref(),
             ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
         });
-        let engine = Arc::clone(&self.engine);
         // There may be a newer connection than the one that this goes over.
-        self.epochs = Epochs { commands: up.epoch(), ..engine.nodes.epochs(&self.name.key) };
+        self.epochs = Epochs { commands: up.epoch(), ..self.engine.nodes.epochs(&self.name.key) };
         // Noted first: this future may be dropped at the await. Not before there is a connection: what is noted is to be given back.
         let unanswered = std::mem::replace(&mut self.unanswered, true);
-        self.first_sent.get_or_insert(engine.clock.now());
         self.requests += 1;
         let answer = node.commands.call_over(up, &command, wire::acquired).await;
         let is_between = answer.as_ref().is_err_and(is_asked_elsewhere);
-        let answer = engine.follow(answer, &command, wire::acquired).await;
+        let answer = self.engine.follow(answer, &command, wire::acquired).await;
         drop(turn); // what is confirmed after this is no new request
         match answer {
             Ok(answer) => {
                 self.unanswered = unanswered;
+                self.answered = Some(answer.sent);
                 self.pulse = Some(answer.pulse);
                 self.backoff.reset();
                 self.trouble = None;
@@ -469,7 +466,7 @@ impl Attempt {
                     // Without a claim each request extends the lease: it counts from this one.
                     Acquired::Granted(token) if self.name.id.is_some() => {
                         let grant = self.believe(token, answer.sent);
-                        let is_over = engine.clock.now() >= grant.believed_until; // looked at too late
+                        let is_over = self.engine.clock.now() >= grant.believed_until; // looked at too late
                         Ok(if is_over { Step::Again } else { Step::Found(grant) })
                     }
                     // It may be an older grant; or it is from now and came, or was looked at, so late that too little is left of it.
@@ -572,9 +569,9 @@ impl Attempt {
         self.trouble.take().unwrap_or_else(|| AcquireError::Unavailable("no answer in time".into()))
     }
 
-    fn into_held(mut self, found: Grant, acquisition: &Span) -> Held {
+    fn become_hold(&mut self, found: Grant, acquisition: &Span) -> Held {
         self.taken = true;
-        let engine = Arc::clone(&self.engine);
+        let engine = &self.engine;
         let keeping = Keeping {
             lease: self.lease,
             keep_alive: self.request.keep_alive,
@@ -588,8 +585,8 @@ impl Attempt {
         if let Some(reason) = engine.parties.hold(&hold) {
             engine.tell_loss(&hold, reason);
         }
-        engine.keepalive.keep(&engine, &hold);
-        Held { hold, has_waited: self.others_hold, engine, _inbox: self.inbox.clone() }
+        engine.keepalive.keep(engine, &hold);
+        Held { hold, has_waited: self.others_hold, engine: Arc::clone(engine), _told: self.inbox.used() }
     }
 }
 
@@ -604,8 +601,8 @@ impl Drop for Attempt {
         if self.unanswered || self.admitted {
             // A queued request that is not released ends by itself, and so does the grant that it may become.
             let lasts = self.claim.filter(|_| !self.confirming).unwrap_or(self.lease);
-            let until = self.engine.after(QUEUED_MAX + duration(lasts));
-            self.engine.give_back(Errand { name: Arc::clone(&self.name), token: None, until, _counted: counted });
+            let lasts = QUEUED_MAX + duration(lasts);
+            self.engine.give_back(Errand { name: Arc::clone(&self.name), token: None, lasts, _counted: counted });
         }
     }
 }

@@ -84,8 +84,8 @@ impl Drop for Standing {
 pub(crate) struct Errand {
     pub(crate) name: Arc<Name>,
     pub(crate) token: Option<Token>,
-    /// After this the server has ended it by itself.
-    pub(crate) until: Time,
+    /// For how long the server may keep it by itself.
+    pub(crate) lasts: Duration,
     /// Counted from before its holder could be seen to be done with it, so that the client's end sees the hold or this, and never neither.
     pub(crate) _counted: Counted,
 }
@@ -172,12 +172,11 @@ impl Engine {
             Heard::Lost(hold, reason) => self.tell_loss(&hold, reason),
             Heard::Stray(token) => {
                 tracing::debug!(%token, "a grant that nobody waits for: given back");
-                let until = self.after(self.claim);
                 let name = Name { number, key: message.key.into(), owner: message.owner.into(), id };
                 self.give_back(Errand {
                     name: Arc::new(name),
                     token: Some(token),
-                    until,
+                    lasts: self.claim,
                     _counted: self.errands.add(),
                 });
             }
@@ -211,6 +210,9 @@ impl Engine {
 
     /// Ends a hold on its holder's behalf, once; what is returned must be given back.
     pub(crate) fn end(&self, hold: &Hold) -> Option<Errand> {
+        if hold.has_ended() {
+            return None; // as of every guard that is dropped after its release
+        }
         let counted = self.errands.add();
         if !hold.end() {
             return None;
@@ -218,8 +220,8 @@ impl Engine {
         self.parties.leave(hold.name.number);
         hold.holding.given_back(hold.is_lost());
         // The lease may have been renewed at any time up to now.
-        let until = self.after(crate::clock::duration(hold.keeping.lease));
-        Some(Errand { name: Arc::clone(&hold.name), token: hold.sure_token(), until, _counted: counted })
+        let lasts = crate::clock::duration(hold.keeping.lease);
+        Some(Errand { name: Arc::clone(&hold.name), token: hold.sure_token(), lasts, _counted: counted })
     }
 
     /// Ends all holds on the client's behalf.
@@ -235,7 +237,7 @@ impl Engine {
     /// Gives back what callers have asked for whose futures may never be polled again.
     pub(crate) fn end_asked(self: &Arc<Self>) {
         for name in self.parties.asked() {
-            self.give_back(Errand { name, token: None, until: self.after(LINGER), _counted: self.errands.add() });
+            self.give_back(Errand { name, token: None, lasts: LINGER, _counted: self.errands.add() });
         }
     }
 
@@ -256,7 +258,7 @@ impl Engine {
         if in_time.as_ref().is_err_and(CallError::is_passing) {
             let engine = Arc::clone(&self);
             self.runtime().spawn(async move {
-                let left = engine.clock.until(errand.until);
+                let left = errand.lasts.saturating_sub(engine.operation_timeout);
                 let _ = engine.keep_giving_back(&errand, left, &mut unanswered).await;
             });
         }

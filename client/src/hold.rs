@@ -225,9 +225,14 @@ impl Hold {
         self.converting.store(false, Ordering::Release);
     }
 
+    /// Whether its holder is done with it.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
     /// Whether the server is still to be asked to keep it.
     pub(crate) fn is_kept(&self) -> bool {
-        !self.ended.load(Ordering::Acquire) && self.loss.get().is_none()
+        !self.has_ended() && self.loss.get().is_none()
     }
 
     /// Whether somebody has said so.

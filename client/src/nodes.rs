@@ -137,12 +137,13 @@ impl Nodes {
 
     /// The epochs that there are now for a key.
     pub(crate) fn epochs(&self, key: &[u8]) -> Epochs {
-        let node = self.of(key);
-        let messages = match self {
-            Self::One { node, .. } => node.messages.epoch(),
-            Self::Cluster(cluster) => cluster.subscriptions(slot_of(key)),
-        };
-        Epochs { messages, commands: node.commands.epoch() }
+        match self {
+            Self::One { node, .. } => Epochs { messages: node.messages.epoch(), commands: node.commands.epoch() },
+            Self::Cluster(cluster) => {
+                let commands = self.of(key).commands.epoch();
+                Epochs { messages: cluster.subscriptions(slot_of(key)), commands }
+            }
+        }
     }
 
     /// Whom a node has named for this one request: it has the key no more, and has the slot still.

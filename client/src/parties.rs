@@ -33,14 +33,12 @@ pub(crate) enum News {
 pub(crate) struct Waiter {
     name: Arc<Name>,
     news: Mutex<Option<News>>,
-    /// The highest token that was lost before the hold was listed.
-    lost: Mutex<Option<(Token, LossReason)>>,
     arrived: Notify,
 }
 
 impl Waiter {
     fn new(name: &Arc<Name>) -> Self {
-        Self { name: Arc::clone(name), news: Mutex::default(), lost: Mutex::default(), arrived: Notify::new() }
+        Self { name: Arc::clone(name), news: Mutex::default(), arrived: Notify::new() }
     }
 
     /// The next news.
@@ -66,7 +64,8 @@ impl Waiter {
 
 #[derive(Debug)]
 enum Party {
-    Waiter(Arc<Waiter>),
+    /// With the highest token that was lost before the hold was listed.
+    Waiter(Arc<Waiter>, Option<(Token, LossReason)>),
     Holder(Arc<Hold>),
 }
 
@@ -101,7 +100,7 @@ impl Parties {
     pub(crate) fn wait(&self, name: &Arc<Name>) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new(name));
         let mut listed = lock(&self.listed);
-        listed.by_number.insert(name.number, Party::Waiter(Arc::clone(&waiter)));
+        listed.by_number.insert(name.number, Party::Waiter(Arc::clone(&waiter), None));
         if name.id.is_some() {
             let shared = (name.key.clone(), name.owner.clone());
             listed.by_owner.entry(shared.clone()).or_default().push(name.number);
@@ -113,8 +112,7 @@ impl Parties {
     /// The waiter becomes a holder. A loss that was told meanwhile counts, and is returned.
     pub(crate) fn hold(&self, hold: &Arc<Hold>) -> Option<LossReason> {
         let before = lock(&self.listed).by_number.insert(hold.name.number, Party::Holder(Arc::clone(hold)));
-        let Some(Party::Waiter(waiter)) = before else { return None };
-        let lost = lock(&waiter.lost).take();
+        let Some(Party::Waiter(_, lost)) = before else { return None };
         let (_, reason) = lost.filter(|(token, _)| *token >= hold.token())?;
         hold.lose(reason).then_some(reason)
     }
@@ -145,7 +143,7 @@ impl Parties {
         let numbers = self.of_owner(key, owner);
         let listed = lock(&self.listed);
         for number in numbers {
-            if let Some(Party::Waiter(waiter)) = listed.by_number.get(&number) {
+            if let Some(Party::Waiter(waiter, _)) = listed.by_number.get(&number) {
                 waiter.put(News::AskAgain);
             }
         }
@@ -155,7 +153,7 @@ impl Parties {
     pub(crate) fn held(&self, number: u64) -> Option<Arc<Hold>> {
         match lock(&self.listed).by_number.get(&number)? {
             Party::Holder(hold) => Some(Arc::clone(hold)),
-            Party::Waiter(_) => None,
+            Party::Waiter(..) => None,
         }
     }
 
@@ -166,7 +164,7 @@ impl Parties {
             .values()
             .filter_map(|party| match party {
                 Party::Holder(hold) => Some(Arc::clone(hold)),
-                Party::Waiter(_) => None,
+                Party::Waiter(..) => None,
             })
             .collect()
     }
@@ -177,26 +175,25 @@ impl Parties {
             .by_number
             .values()
             .filter_map(|party| match party {
-                Party::Waiter(waiter) => Some(Arc::clone(&waiter.name)),
+                Party::Waiter(waiter, _) => Some(Arc::clone(&waiter.name)),
                 Party::Holder(_) => None,
             })
             .collect()
     }
 
     pub(crate) fn hear(&self, number: u64, message: &OwnerMessage<'_>) -> Heard {
-        let listed = lock(&self.listed);
-        let party = listed.by_number.get(&number);
-        if let Some(Party::Holder(hold)) = party
+        let mut listed = lock(&self.listed);
+        let party = listed.by_number.get_mut(&number);
+        if let Some(Party::Holder(hold)) = &party
             && *hold.name.key != *message.key
         {
             return Heard::Nothing; // the same owner, named for another lock
         }
         match (party, message.notice) {
-            (Some(Party::Waiter(waiter)), Notice::Granted { token, .. }) => waiter.put(News::Granted(token)),
-            (Some(Party::Waiter(waiter)), Notice::TimedOut) => waiter.put(News::TimedOut),
-            (Some(Party::Waiter(waiter)), Notice::Ended(reason)) => waiter.put(News::Ended(reason)),
-            (Some(Party::Waiter(waiter)), Notice::Lost { token, reason }) => {
-                let mut lost = lock(&waiter.lost);
+            (Some(Party::Waiter(waiter, _)), Notice::Granted { token, .. }) => waiter.put(News::Granted(token)),
+            (Some(Party::Waiter(waiter, _)), Notice::TimedOut) => waiter.put(News::TimedOut),
+            (Some(Party::Waiter(waiter, _)), Notice::Ended(reason)) => waiter.put(News::Ended(reason)),
+            (Some(Party::Waiter(_, lost)), Notice::Lost { token, reason }) => {
                 if lost.is_none_or(|(earlier, _)| earlier < token) {
                     *lost = Some((token, reason.into()));
                 }

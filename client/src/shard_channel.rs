@@ -27,7 +27,7 @@ use crate::tally::{Counted, Tally};
 const IDLE: Duration = Duration::from_secs(30);
 
 /// The channel on which the server answers one acquisition, and tells the loss of its hold. Dropped, it may end.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum Inbox {
     /// The client's own.
     Client {
@@ -36,7 +36,7 @@ pub(crate) enum Inbox {
     },
     Shard {
         channel: Arc<ShardChannel>,
-        _used: Counted,
+        used: Counted,
     },
 }
 
@@ -45,6 +45,14 @@ impl Inbox {
         match self {
             Self::Client { channel, .. } => channel.as_bytes(),
             Self::Shard { channel, .. } => channel.name.as_bytes(),
+        }
+    }
+
+    /// Keeps the channel for somebody else too.
+    pub(crate) fn used(&self) -> Option<Counted> {
+        match self {
+            Self::Client { .. } => None, // it is there as long as the client
+            Self::Shard { used, .. } => Some(used.clone()),
         }
     }
 
@@ -85,7 +93,7 @@ impl ShardChannel {
 
     /// Uses it. To be called under the lock of the list: what is not used may be taken from there.
     pub(crate) fn inbox(self: &Arc<Self>) -> Inbox {
-        Inbox::Shard { channel: Arc::clone(self), _used: self.users.add() }
+        Inbox::Shard { channel: Arc::clone(self), used: self.users.add() }
     }
 
     pub(crate) fn is_kept_up_by(&self, task: AbortHandle) {
