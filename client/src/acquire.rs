@@ -137,8 +137,8 @@ async fn acquire_in(
         Patience::Forever => None,
     };
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    let mut attempt = Attempt::new(engine, request, deadline);
-    acquisition.asks_as(&attempt.name.owner);
+    let mut attempt = Attempt::new(&engine, request, deadline);
+    acquisition.asks_as(&attempt.waiter.name.owner);
     let found = match attempt.ask_in_place(limit).await? {
         Some(Step::Found(found)) => Some(found),
         first => Box::pin(attempt.go_on(first)).await?, // boxed, as all that is rare: what is usual is small then
@@ -146,7 +146,7 @@ async fn acquire_in(
     let Some(found) = found else { return Ok(None) };
     let acknowledgement = attempt.request.acknowledgement;
     let held = attempt.become_hold(found, acquisition.span());
-    if *held.engine.closing.borrow() {
+    if *engine.closing.borrow() {
         return Err(AcquireError::ShutDown); // who ends the client may not have seen this one as a hold
     }
     match acknowledgement {
@@ -193,15 +193,14 @@ enum Step {
     Again,
 }
 
-struct Attempt {
-    engine: Arc<Engine>,
+struct Attempt<'a> {
+    engine: &'a Arc<Engine>,
     request: Box<Request>,
-    name: Arc<Name>,
     lease: Millis,
     claim: Option<Millis>,
     deadline: Option<Instant>,
     waiter: Arc<Waiter>,
-    inbox: Inbox,
+    inbox: Inbox<'a>,
     backoff: Backoff,
     /// Another client asks in the name of the same owner, or the slot is between two nodes.
     contested: Backoff,
@@ -225,8 +224,8 @@ struct Attempt {
     taken: bool,
 }
 
-impl Attempt {
-    fn new(engine: Arc<Engine>, mut request: Box<Request>, deadline: Option<Instant>) -> Self {
+impl<'a> Attempt<'a> {
+    fn new(engine: &'a Arc<Engine>, mut request: Box<Request>, deadline: Option<Instant>) -> Self {
         let number = engine.next_number();
         let lease = request.max_hold.map_or(request.lease, |most| request.lease.min(most));
         let lease = millis(lease);
@@ -238,15 +237,13 @@ impl Attempt {
         // Handles of one owner share one lease: the confirmation of one handle's claim would cut the lease of the others.
         let claim = Some(millis(engine.claim)).filter(|claim| *claim < lease && id.is_none());
         let inbox = engine.nodes.inbox(&key);
-        let name = Arc::new(Name { number, key, owner, id });
         Self {
-            waiter: engine.parties.wait(&name),
+            waiter: engine.parties.wait(Arc::new(Name { number, key, owner, id })),
             claim,
             epochs: Epochs::default(),
             inbox,
             engine,
             request,
-            name,
             lease,
             deadline,
             backoff: pauses(),
@@ -265,7 +262,7 @@ impl Attempt {
 
     /// Makes the first request, where the caller is. None, and nothing is sent, if that would have to wait.
     async fn ask_in_place(&mut self, limit: Option<Duration>) -> Result<Option<Step>, AcquireError> {
-        let node = self.engine.node(&self.name.key);
+        let node = self.engine.node(&self.waiter.name.key);
         let (Some(up), Some(turn)) = (node.commands.up_now(), node.turns.in_place()) else { return Ok(None) };
         let is_short = limit.is_some_and(|limit| limit < node.commands.response_timeout());
         let deadline = self.deadline.filter(|_| is_short);
@@ -355,7 +352,7 @@ impl Attempt {
                 Ok(Step::Queued) => {
                     let again = self.engine.jitter.around(ASK_AGAIN);
                     let epochs = self.epochs;
-                    let node = self.engine.node(&self.name.key);
+                    let node = self.engine.node(&self.waiter.name.key);
                     tokio::select! {
                         biased;
                         news = waiter.news() => news,
@@ -385,7 +382,7 @@ impl Attempt {
     async fn take_news(&mut self, news: News) -> Result<Option<Grant>, AcquireError> {
         match news {
             // Perhaps to another request of this owner: asking again adds this one's id.
-            News::Granted(_) if self.name.id.is_some() => {
+            News::Granted(_) if self.waiter.name.id.is_some() => {
                 self.others_hold = true;
                 Ok(None)
             }
@@ -417,7 +414,7 @@ impl Attempt {
 
     /// Sends the request once.
     async fn ask(&mut self, wait: Wait) -> Result<Step, AcquireError> {
-        let node = self.engine.node(&self.name.key);
+        let node = self.engine.node(&self.waiter.name.key);
         let up = match node.commands.up().await {
             Ok(up) => up,
             Err(error) => return self.without_answer(error),
@@ -442,11 +439,11 @@ impl Attempt {
             claim: self.claim,
             session: self.request.session.map(millis),
             label: self.request.label.as_deref(),
-            id: self.name.id.as_deref(),
-            ..Acquire::new(&self.name.key, &self.name.owner, self.lease)
+            id: self.waiter.name.id.as_deref(),
+            ..Acquire::new(&self.waiter.name.key, &self.waiter.name.owner, self.lease)
         });
         // There may be a newer connection than the one that this goes over.
-        self.epochs = Epochs { commands: up.epoch(), ..self.engine.nodes.epochs(&self.name.key) };
+        self.epochs = Epochs { commands: up.epoch(), ..self.engine.nodes.epochs(&self.waiter.name.key) };
         // Noted first: this future may be dropped at the await. Not before there is a connection: what is noted is to be given back.
         let unanswered = std::mem::replace(&mut self.unanswered, true);
         self.requests += 1;
@@ -464,7 +461,7 @@ impl Attempt {
                 self.admitted |= answer.reply != Acquired::Busy;
                 match answer.reply {
                     // Without a claim each request extends the lease: it counts from this one.
-                    Acquired::Granted(token) if self.name.id.is_some() => {
+                    Acquired::Granted(token) if self.waiter.name.id.is_some() => {
                         let grant = self.believe(token, answer.sent);
                         let is_over = self.engine.clock.now() >= grant.believed_until; // looked at too late
                         Ok(if is_over { Step::Again } else { Step::Found(grant) })
@@ -502,10 +499,10 @@ impl Attempt {
 
     /// Renews first: then it is known from when the lease counts. `None` if the grant is over already.
     async fn confirm(&mut self, token: Token) -> Result<Option<Grant>, AcquireError> {
-        let engine = Arc::clone(&self.engine);
+        let engine = self.engine;
         self.confirming = true;
         loop {
-            let Name { key, owner, .. } = &*self.name;
+            let Name { key, owner, .. } = &*self.waiter.name;
             let request = flock_core::Renew { key, owner, lease: self.lease, token: Some(token) };
             match engine.call(key, &wire::command(&request), wire::yes_or_no).await {
                 Ok(answer) => {
@@ -531,7 +528,7 @@ impl Attempt {
             return Err(error.into());
         }
         if let CallError::Server(error) = &error {
-            let (key, code) = (self.name.key.to_vec(), error.code().to_owned());
+            let (key, code) = (self.waiter.name.key.to_vec(), error.code().to_owned());
             let _ = self.engine.events.send(Event::AcquireRefused { key, code });
         }
         self.trouble = Some(error.into());
@@ -571,7 +568,7 @@ impl Attempt {
 
     fn become_hold(&mut self, found: Grant, acquisition: &Span) -> Held {
         self.taken = true;
-        let engine = &self.engine;
+        let engine = self.engine;
         let keeping = Keeping {
             lease: self.lease,
             keep_alive: self.request.keep_alive,
@@ -579,8 +576,8 @@ impl Attempt {
         };
         let session =
             self.request.session.map(|grace| Session::new(millis(grace), self.pulse.take().unwrap_or_default()));
-        let holding = Holding::begin(&engine.clock, &self.name.key, found.token, acquisition);
-        let name = Arc::clone(&self.name);
+        let holding = Holding::begin(&engine.clock, &self.waiter.name.key, found.token, acquisition);
+        let name = Arc::clone(&self.waiter.name);
         let hold = Arc::new(Hold::new(name, keeping, session, found, holding));
         if let Some(reason) = engine.parties.hold(&hold) {
             engine.tell_loss(&hold, reason);
@@ -590,19 +587,24 @@ impl Attempt {
     }
 }
 
-impl Drop for Attempt {
+impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.taken {
             return;
         }
         let counted = self.engine.errands.add();
-        self.engine.parties.leave(self.name.number);
+        self.engine.parties.leave(self.waiter.name.number);
         // Who was refused, or has found others only, has left nothing behind.
         if self.unanswered || self.admitted {
             // A queued request that is not released ends by itself, and so does the grant that it may become.
             let lasts = self.claim.filter(|_| !self.confirming).unwrap_or(self.lease);
             let lasts = QUEUED_MAX + duration(lasts);
-            self.engine.give_back(Errand { name: Arc::clone(&self.name), token: None, lasts, _counted: counted });
+            self.engine.give_back(Errand {
+                name: Arc::clone(&self.waiter.name),
+                token: None,
+                lasts,
+                _counted: counted,
+            });
         }
     }
 }

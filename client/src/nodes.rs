@@ -115,9 +115,9 @@ impl Nodes {
         }
     }
 
-    pub(crate) fn inbox(&self, key: &[u8]) -> Inbox {
+    pub(crate) fn inbox(&self, key: &[u8]) -> Inbox<'_> {
         match self {
-            Self::One { node, channel } => Inbox::Client { node: Arc::clone(node), channel: Arc::clone(channel) },
+            Self::One { node, channel } => Inbox::Client { node, channel },
             Self::Cluster(cluster) => cluster.inbox(slot_of(key)),
         }
     }
@@ -287,7 +287,7 @@ impl Cluster {
     }
 
     /// Our channel for a slot: it is subscribed to soon.
-    fn inbox(self: &Arc<Self>, slot: Slot) -> Inbox {
+    fn inbox(self: &Arc<Self>, slot: Slot) -> Inbox<'static> {
         let mut channels = lock(&self.channels);
         let channel = channels.entry(slot).or_insert_with(|| {
             let channel = Arc::new(ShardChannel::new(slot, &self.client));

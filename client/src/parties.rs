@@ -31,14 +31,14 @@ pub(crate) enum News {
 /// A request that waits. The newest news replaces older ones: a grant that was superseded by an end is no grant.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    name: Arc<Name>,
+    pub(crate) name: Arc<Name>,
     news: Mutex<Option<News>>,
     arrived: Notify,
 }
 
 impl Waiter {
-    fn new(name: &Arc<Name>) -> Self {
-        Self { name: Arc::clone(name), news: Mutex::default(), arrived: Notify::new() }
+    fn new(name: Arc<Name>) -> Self {
+        Self { name, news: Mutex::default(), arrived: Notify::new() }
     }
 
     /// The next news.
@@ -97,8 +97,9 @@ pub(crate) struct Parties {
 
 impl Parties {
     /// Lists an acquisition; with its owner, if messages to that are for others too.
-    pub(crate) fn wait(&self, name: &Arc<Name>) -> Arc<Waiter> {
+    pub(crate) fn wait(&self, name: Arc<Name>) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new(name));
+        let name = &waiter.name;
         let mut listed = lock(&self.listed);
         listed.by_number.insert(name.number, Party::Waiter(Arc::clone(&waiter), None));
         if name.id.is_some() {
@@ -258,7 +259,7 @@ mod tests {
     fn grant_that_nobody_waits_for_is_returned() {
         let parties = Parties::default();
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Stray(stray) if stray == token(7)));
-        parties.wait(&name(1));
+        parties.wait(name(1));
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Nothing));
         parties.leave(1);
         assert!(matches!(parties.hear(1, &granted(7)), Heard::Stray(_)));
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn loss_told_before_the_hold_is_listed_counts() {
         let parties = Parties::default();
-        parties.wait(&name(1));
+        parties.wait(name(1));
         parties.hear(1, &lost(7));
         let hold = hold(7);
         assert_eq!(parties.hold(&hold), Some(LossReason::Revoked));
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn loss_of_an_earlier_token_of_this_acquisition_does_not_count() {
         let parties = Parties::default();
-        parties.wait(&name(1));
+        parties.wait(name(1));
         parties.hear(1, &lost(6));
         let hold = hold(7);
         assert_eq!(parties.hold(&hold), None);
@@ -290,9 +291,9 @@ mod tests {
     fn acquisitions_of_a_named_owner_are_found_until_they_leave() {
         let parties = Parties::default();
         let handle = |number| Arc::new(Name { id: Some((*b"i").into()), ..Name::clone(&name(number)) });
-        let waiter = parties.wait(&handle(1));
-        parties.wait(&handle(2));
-        parties.wait(&name(3));
+        let waiter = parties.wait(handle(1));
+        parties.wait(handle(2));
+        parties.wait(name(3));
         assert_eq!(parties.of_owner(b"k", b"o"), [1, 2]);
         assert!(parties.of_owner(b"other", b"o").is_empty());
         parties.leave(2);
@@ -306,7 +307,7 @@ mod tests {
     #[tokio::test]
     async fn news_that_came_first_is_not_missed() {
         let parties = Parties::default();
-        let waiter = parties.wait(&name(1));
+        let waiter = parties.wait(name(1));
         parties.hear(1, &granted(7));
         assert_eq!(waiter.news().await, News::Granted(token(7)));
         assert_eq!(waiter.take(), None);

@@ -28,11 +28,11 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// The channel on which the server answers one acquisition, and tells the loss of its hold. Dropped, it may end.
 #[derive(Debug)]
-pub(crate) enum Inbox {
+pub(crate) enum Inbox<'a> {
     /// The client's own.
     Client {
-        node: Arc<Node>,
-        channel: Arc<str>,
+        node: &'a Node,
+        channel: &'a str,
     },
     Shard {
         channel: Arc<ShardChannel>,
@@ -40,7 +40,7 @@ pub(crate) enum Inbox {
     },
 }
 
-impl Inbox {
+impl Inbox<'_> {
     pub(crate) fn channel(&self) -> &[u8] {
         match self {
             Self::Client { channel, .. } => channel.as_bytes(),
@@ -92,7 +92,7 @@ impl ShardChannel {
     }
 
     /// Uses it. To be called under the lock of the list: what is not used may be taken from there.
-    pub(crate) fn inbox(self: &Arc<Self>) -> Inbox {
+    pub(crate) fn inbox(self: &Arc<Self>) -> Inbox<'static> {
         Inbox::Shard { channel: Arc::clone(self), used: self.users.add() }
     }
 
