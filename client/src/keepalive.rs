@@ -416,9 +416,21 @@ impl Engine {
 
 #[cfg(all(test, feature = "testing"))]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
+    use crate::guard::Released;
     use crate::testing::Server;
+
+    #[tokio::test(start_paused = true)]
+    async fn hold_that_was_given_back_takes_no_memory() {
+        let server = Server::new();
+        let flock = server.client().await;
+        let guard = flock.lock("k").await.unwrap();
+        let hold = Arc::downgrade(&flock.engine().parties.holds().pop().unwrap());
+        assert_eq!(guard.release().await.unwrap(), Released::Released);
+        assert_eq!(hold.strong_count(), 0, "what was to be renewed has it still");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn batch_whose_holds_were_all_given_back_costs_no_connection() {
