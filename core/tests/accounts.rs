@@ -520,6 +520,36 @@ fn what_the_server_has_taken_is_away_until_it_is_put_back() {
 }
 
 #[test]
+fn removal_is_settled_by_what_comes_between_it_and_its_reason() {
+    type Between = fn(&mut Table);
+    let between: [(&str, Between, bool); 3] = [
+        (
+            "a verb elsewhere",
+            |table| {
+                granted(table, b"j", b"p");
+            },
+            true,
+        ),
+        (
+            "a verb at this place",
+            |table| {
+                granted(table, b"k", b"p");
+            },
+            false,
+        ),
+        ("SWAPDB", |table| table.swapped(0, 1), false),
+    ];
+    for (what, between, is_put_back) in between {
+        let mut table = started();
+        let lock = granted(&mut table, b"k", b"o");
+        table.removed(lock, LossReason::Removed, true);
+        between(&mut table);
+        table.taken_by_server(0, b"k");
+        assert_eq!(table.away(place(b"k", None)).is_some(), is_put_back, "{what}");
+    }
+}
+
+#[test]
 fn hold_that_is_put_back_is_cut_only_if_its_session_has_no_connection() {
     for (session, client, cut) in [(None, None, false), (Some(10), NonZeroU64::new(5), false), (Some(10), None, true)] {
         let mut table = started();

@@ -42,7 +42,7 @@ typedef void (*PromiseCallback)(Ctx *, CallReply *, void *);
 #define DECLARE(result, name, arguments) static result(*name) arguments;
 SERVER_FUNCTIONS(DECLARE)
 
-enum { OK = 0, ERR = 1, REPLY_PROMISE = 12, NOTIFY_GENERIC = 1 << 2, NOTIFY_MODULE = 1 << 13 };
+enum { OK = 0, ERR = 1, REPLY_PROMISE = 12, NOTIFY_GENERIC = 1 << 2, NOTIFY_EXPIRED = 1 << 8, NOTIFY_MODULE = 1 << 13 };
 
 static char outcome[512];
 
@@ -160,5 +160,5 @@ int ValkeyModule_OnLoad(Ctx *ctx, String **argv, int argc) {
                     {"caller.outcome", answer_outcome}};
     for (size_t at = 0; at < sizeof commands / sizeof *commands; at++)
         if (CreateCommand(ctx, commands[at].name, commands[at].run, "write", 0, 0, 0) != OK) return ERR;
-    return SubscribeToKeyspaceEvents(ctx, NOTIFY_GENERIC | NOTIFY_MODULE, on_event);
+    return SubscribeToKeyspaceEvents(ctx, NOTIFY_GENERIC | NOTIFY_EXPIRED | NOTIFY_MODULE, on_event);
 }

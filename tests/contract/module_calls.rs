@@ -1,5 +1,7 @@
 //! Other modules call commands as clients do, without a client: from a command of theirs, from a timer, from within an event of ours.
 
+use std::env;
+
 use flock_tests::args;
 use flock_tests::c_library;
 use flock_tests::on_own_servers;
@@ -23,6 +25,7 @@ on_own_servers![
     internal_command_is_refused_to_modules,
     call_as_the_user_needs_the_users_permissions,
     call_from_within_an_event_takes_its_turn,
+    module_that_hears_first_of_an_expired_key_may_call_at_other_places,
     calls_of_modules_are_replicated_as_effects,
     mark_that_falls_due_in_an_unreplicated_call_is_announced,
 ];
@@ -251,6 +254,18 @@ fn call_from_within_an_event_takes_its_turn(builder: Builder) {
     token_in(&outcome(&mut conn));
     assert_eq!(holders(&mut conn, "k"), ["module"]);
     assert_eq!(server.info("flock").number("flock_panics_caught"), 0);
+}
+
+fn module_that_hears_first_of_an_expired_key_may_call_at_other_places(builder: Builder) {
+    // E6. The server tells its modules in the order in which they were loaded: this one comes before ours, and takes a lock.
+    let ours = env::var("FLOCK_MODULE").expect("the tests have a module");
+    let server = builder.module(c_library("contract/caller.c")).config("loadmodule", ours).start();
+    let mut conn = server.connect(Protocol::Resp2);
+    let token = hold(&mut conn, "k", "alice");
+    call_on(&mut conn, "expired", &acquire("other", "bob"));
+    assert_eq!(conn.cmd(&args!["PEXPIRE", "k", 1]), Reply::Int(1));
+    token_in(&outcome(&mut conn));
+    assert_eq!(conn.cmd(&args!["FLOCK.CHECK", "k", token]), Reply::Int(1));
 }
 
 fn calls_of_modules_are_replicated_as_effects(builder: Builder) {

@@ -81,6 +81,7 @@ impl Table {
 
     /// Two databases have changed places: the locks went with the data, the waiters wait for the same names as before.
     pub fn swapped(&mut self, a: u16, b: u16) {
+        self.settle_removed(); // what expires under that name from now on was in the other database
         let locks: Vec<(LockId, u16)> = self
             .locks
             .iter()

@@ -310,9 +310,7 @@ impl Table {
 
     /// Starts a verb: looks up the place and performs what is due there.
     fn begin(&mut self, now: Time, place: Place<'_>, audience: &mut dyn Audience) -> Step {
-        if self.just_removed.is_some() {
-            self.settle_removed(); // whatever the server says of a key from now on, it speaks of another value
-        }
+        self.settle_removed_here(place);
         let mut step = self.step(place);
         self.put_back(now, place, &mut step);
         // Somebody waits under this name though no lock was held here: the queue goes before any newcomer.

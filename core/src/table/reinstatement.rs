@@ -46,6 +46,15 @@ impl Table {
         }
     }
 
+    /// Somebody asks for the lock that went last: whatever the server says of this key from now on, it speaks of another value. Verbs at
+    /// other places may come in between: another module that hears of an expired key first, and takes a lock of its own.
+    #[inline]
+    pub(super) fn settle_removed_here(&mut self, place: Place<'_>) {
+        if let Some(removed) = self.just_removed.take_if(|removed| removed.name == place.name()) {
+            self.tell_lost(removed);
+        }
+    }
+
     /// Before anything else: who has lost a lock hears so before the next is granted it.
     fn tell_lost(&mut self, removed: JustRemoved) {
         for (hold, _) in removed.holds.iter().rev() {
