@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 /// Entries per page.
-const PAGE: usize = 512;
+const PAGE: usize = PAGE_U32 as usize;
 const PAGE_U32: u32 = 512;
 
 /// A stack of values in pages.
@@ -87,7 +87,7 @@ pub struct Slab<T> {
     pages: Vec<Page<T>>,
     /// The page that takes the next value, or [`NONE`]: the first in the list of those with room.
     roomy: u32,
-    /// The page that was empty last.
+    /// The page that became empty last; it may be in use again.
     spare: u32,
     len: usize,
 }
@@ -114,7 +114,7 @@ enum Slot<T> {
 const NONE: u32 = u32::MAX;
 
 impl<T> Page<T> {
-    const fn empty(next: u32) -> Self {
+    const fn unallocated(next: u32) -> Self {
         Self { slots: Vec::new(), vacant: NONE, used: 0, next }
     }
 
@@ -124,21 +124,24 @@ impl<T> Page<T> {
 
     /// Stores a value where there is room. In the slot that was left last: it is in the cache still.
     fn insert(&mut self, value: T) -> Option<u32> {
-        let index = self.vacant;
-        if index == NONE {
+        let index = if self.vacant == NONE {
+            let index = u32::try_from(self.slots.len()).ok()?;
             if self.slots.capacity() == 0 {
                 self.slots.reserve_exact(PAGE);
             }
             self.slots.push(Slot::Used(value));
+            index
         } else {
+            let index = self.vacant;
             let slot = self.slots.get_mut(index as usize)?;
             if let Slot::Vacant(next) = slot {
                 self.vacant = *next;
             }
             *slot = Slot::Used(value);
-        }
+            index
+        };
         self.used += 1;
-        if index == NONE { u32::try_from(self.slots.len() - 1).ok() } else { Some(index) }
+        Some(index)
     }
 
     fn remove(&mut self, index: u32) -> Option<T> {
@@ -198,7 +201,7 @@ impl<T> Slab<T> {
     #[cold]
     fn add_page(&mut self) -> Option<()> {
         let page = u32::try_from(self.pages.len()).ok().filter(|page| *page < NONE / PAGE_U32)?;
-        self.pages.push(Page::empty(NONE));
+        self.pages.push(Page::unallocated(NONE));
         self.roomy = page;
         Some(())
     }
@@ -237,17 +240,17 @@ impl<T> Slab<T> {
         if self.len == 0 && self.pages.len() > 1 {
             *self = Self::default(); // nothing is numbered any more
         } else if is_empty && self.spare != at {
-            self.keep_instead(at);
+            self.keep_spare(at);
         }
         Some(value)
     }
 
     /// The page at `at` has become empty: it is kept, and the one before it is given back if it still is.
     #[cold]
-    fn keep_instead(&mut self, at: u32) {
+    fn keep_spare(&mut self, at: u32) {
         if let Some(page) = self.pages.get_mut(self.spare as usize).filter(|page| page.used == 0) {
             // It stays in the list of those with room, where it is.
-            *page = Page::empty(page.next);
+            *page = Page::unallocated(page.next);
         }
         self.spare = at;
     }

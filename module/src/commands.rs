@@ -10,6 +10,7 @@ use crate::ffi::string::{ServerStr, ServerString};
 use crate::perform::{Listeners, Shell};
 use crate::state::{self, with_table};
 use crate::{apply, blocking, cluster, inspect, role};
+use flock_core::refusal::Refusal;
 use flock_core::request::{Acquire, Release, Renew, Revoke, Wait};
 use flock_core::table::{Acquired, Caller};
 use flock_core::wire::command::{Check, Command, Info, List};
@@ -90,15 +91,14 @@ fn acquire(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn release(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Release<'_>>(args)?;
-    Target::open_for(ctx, args, request.key)?.decide(ctx, |table, place| {
-        let decision = table.release(state::now(), place, &request, &mut Listeners(ctx));
-        // Before it is performed: of all whom it has something for, the server writes last to whom it was given first. Who has waited
-        // comes before who has released.
-        if let Ok(released) = decision.answer {
-            reply::integer(ctx, i64::from(released));
+    let mut target = Target::open_for(ctx, args, request.key)?;
+    let verb = |table: &mut Table, place: Place<'_>| table.release(state::now(), place, &request, &mut Listeners(ctx));
+    let reply = |answer: &Result<bool, Refusal>| {
+        if let Ok(released) = answer {
+            reply::integer(ctx, i64::from(*released));
         }
-        decision
-    })??;
+    };
+    target.decide_and_reply(ctx, verb, reply)??;
     Ok(())
 }
 
@@ -124,11 +124,9 @@ fn renew(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
 
 fn revoke(ctx: &Ctx<'_>, args: Args<'_>) -> Result<(), WireError> {
     let request = parse::<Revoke<'_>>(args)?;
-    Target::open_for(ctx, args, request.key)?.decide(ctx, |table, place| {
-        let decision = table.revoke(state::now(), place, &request, &mut Listeners(ctx));
-        reply::integer(ctx, i64::try_from(decision.answer).unwrap_or(i64::MAX)); // before it is performed: as in a release
-        decision
-    })?;
+    let mut target = Target::open_for(ctx, args, request.key)?;
+    let verb = |table: &mut Table, place: Place<'_>| table.revoke(state::now(), place, &request, &mut Listeners(ctx));
+    target.decide_and_reply(ctx, verb, |ended| reply::integer(ctx, i64::try_from(*ended).unwrap_or(i64::MAX)))?;
     Ok(())
 }
 
@@ -181,6 +179,17 @@ impl<'a> Target<'a> {
         ctx: &Ctx<'_>,
         verb: impl FnOnce(&mut Table, Place<'_>) -> Decision<T>,
     ) -> Result<T, WireError> {
+        self.decide_and_reply(ctx, verb, |_| ())
+    }
+
+    /// The same, and replies before it is performed: of all whom it has something for, the server writes last to whom it was given
+    /// first. Who has waited comes before who has released.
+    fn decide_and_reply<T>(
+        &mut self,
+        ctx: &Ctx<'_>,
+        verb: impl FnOnce(&mut Table, Place<'_>) -> Decision<T>,
+        reply: impl FnOnce(&T),
+    ) -> Result<T, WireError> {
         let key = self.key.take().ok_or(REENTERED)?;
         let lock = match key.state() {
             KeyState::Lock(handle) => Some(state::lock_of(handle)),
@@ -188,6 +197,7 @@ impl<'a> Target<'a> {
         };
         let place = Place { db: self.db, key: self.bytes, lock };
         let decision = with_table(|table| verb(table, place)).ok_or(REENTERED)?;
+        reply(&decision.answer);
         Ok(Shell::in_command(ctx).perform(key, self.name, decision))
     }
 }

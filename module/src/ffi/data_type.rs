@@ -16,7 +16,7 @@ use valkey_module::raw;
 use super::api::{ERR, OK, server_fn};
 use super::barrier::{Callback, barrier};
 use super::ctx::{ContextFlags, Ctx, LogLevel, log_without_ctx};
-use super::key::NoneMayOpen;
+use super::key::NoKeyMayOpen;
 use super::main_thread;
 use super::rdb_io::{Digest, RdbReader, RdbWriter};
 use super::replicate::AofWriter;
@@ -199,7 +199,7 @@ extern "C" fn unlink(_key: *mut raw::RedisModuleKeyOptCtx, value: *const c_void)
     barrier(Callback::Unlink, (), || {
         // A lock that is free goes by our own doing.
         if let Some(handle) = Handle::from_value(value).filter(|handle| crate::data_type::is_held(*handle)) {
-            let _none = NoneMayOpen::begin();
+            let _closed = NoKeyMayOpen::begin();
             crate::data_type::unlinked(handle);
         }
     });

@@ -44,17 +44,17 @@ pub(super) fn any_open() -> bool {
 }
 
 /// While this lives, opening a key is refused: the server is in the middle of changing one.
-pub(super) struct NoneMayOpen {
+pub(super) struct NoKeyMayOpen {
     was_open: bool,
 }
 
-impl NoneMayOpen {
+impl NoKeyMayOpen {
     pub(super) fn begin() -> Self {
         Self { was_open: OPEN.swap(true, Ordering::Relaxed) }
     }
 }
 
-impl Drop for NoneMayOpen {
+impl Drop for NoKeyMayOpen {
     fn drop(&mut self) {
         OPEN.store(self.was_open, Ordering::Relaxed);
     }
