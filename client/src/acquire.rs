@@ -52,6 +52,9 @@ use crate::wire::{self, Acquired};
 
 /// Who waits asks again this often, in case a message was lost on a connection that lives.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// And then at a whole multiple of this by the client's clock: a thousand who wait wake its thread four times a second, and not each by
+/// itself.
+const ASK_TOGETHER: Millis = Millis(250);
 /// The server forgets a queued request that was not repeated for this long.
 const QUEUED_MAX: Duration = Duration::from_secs(120);
 /// The caller's deadline is kept here; the server's comes a little later, so that it does not decide.
@@ -175,6 +178,12 @@ async fn acknowledged(held: Held, asked: Acknowledgement) -> Result<Held, Acquir
         let _ = engine.runtime().spawn(Arc::clone(engine).given_back(errand)).await;
     }
     acknowledged.map(|()| held)
+}
+
+/// As long as `delay`, or a little longer: until the next moment at which others of this client ask again too.
+fn in_step(now: Time, delay: Duration) -> Duration {
+    let earliest = now.after(millis(delay)).as_us();
+    Duration::from_micros(earliest.next_multiple_of(ASK_TOGETHER.as_us()) - now.as_us())
 }
 
 async fn passed(deadline: Option<Instant>) {
@@ -350,7 +359,7 @@ impl<'a> Attempt<'a> {
                     continue;
                 }
                 Ok(Step::Queued) => {
-                    let again = self.engine.jitter.around(ASK_AGAIN);
+                    let again = in_step(self.engine.clock.now(), self.engine.jitter.around(ASK_AGAIN));
                     let epochs = self.epochs;
                     let node = self.engine.node(&self.waiter.name.key);
                     tokio::select! {
@@ -606,5 +615,24 @@ impl Drop for Attempt<'_> {
                 _counted: counted,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_began_at_different_times_ask_again_together() {
+        let asks_at = |began_us: u64, delay_ms: u64| {
+            let after = in_step(Time::from_us(began_us), Duration::from_millis(delay_ms));
+            let late = after.checked_sub(Duration::from_millis(delay_ms)).expect("not earlier");
+            assert!(late < duration(ASK_TOGETHER), "{late:?} late");
+            began_us + u64::try_from(after.as_micros()).unwrap()
+        };
+        assert_eq!(asks_at(1, 30_000), 30_250_000);
+        assert_eq!(asks_at(249_999, 29_990), 30_250_000);
+        assert_eq!(asks_at(250_000, 30_000), 30_250_000);
+        assert_eq!(asks_at(250_001, 30_000), 30_500_000);
     }
 }
