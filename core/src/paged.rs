@@ -363,6 +363,20 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_was_empty_and_is_in_use_again_is_not_given_back() {
+        let mut slab = filled(2);
+        for number in 0..PAGE_U32 {
+            slab.remove(number);
+        }
+        let again = slab.insert(7).unwrap();
+        assert!(again < PAGE_U32, "in the page that was empty");
+        for number in PAGE_U32..2 * PAGE_U32 {
+            slab.remove(number);
+        }
+        assert_eq!(slab.iter().collect::<Vec<_>>(), [(again, &7)]);
+    }
+
+    #[test]
     fn nothing_is_kept_of_many_but_a_page() {
         let mut slab = filled(3);
         for number in (0..3 * PAGE_U32).rev() {
